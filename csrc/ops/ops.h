@@ -1,0 +1,83 @@
+// The CPU operators. Pointers are to contiguous row-major arrays; shapes in comments use the
+// letters of docs/architecture.md. Every operator treats each token alone: its result does not
+// depend, not by a bit, on the other tokens of the batch or on the number of threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/pool.h"
+#include "formats/format.h"
+
+namespace ft {
+
+enum class Activation : std::uint8_t { SiLU };
+
+struct KernelSet;   // the kernels of one instruction set (ops/kernel_set.h)
+
+struct ExpertPart {   // one tensor of every expert; see PackedMatrix for the strides
+  Format format;
+  std::int64_t rows, cols;
+  std::vector<std::uint64_t> codes, scales;   // addresses, [E]
+  std::int64_t code_row_stride, code_block_stride, scale_row_stride, scale_block_stride;
+};
+
+struct ExpertBank {
+  ExpertPart gate, up, down;   // [I, H], [I, H], [H, I]
+  Activation activation;
+};
+
+// y[T, N] = x[T, H] w[N, H]^T (+ bias[N])
+void linear(ThreadPool&, const KernelSet&, const PackedMatrix& w, const float* x, const float* bias,
+            float* y, std::int64_t tokens);
+// y[T, H] = rows ids[T] of w, dequantised
+void embed(ThreadPool&, const KernelSet&, const PackedMatrix& w, const std::int64_t* ids, float* y,
+           std::int64_t tokens);
+
+struct ExpertArgs {
+  const ExpertBank* bank;
+  const float* x;             // [T, H]
+  const std::int32_t* ids;    // [T, K]; -1: skip
+  const float* weights;       // [T, K]; 0: skip
+  float* y;                   // [T, H], overwritten
+  std::int64_t tokens, top_k;
+};
+// A Task for ThreadPool::run or ::submit. Everything that depends on the values of ids, weights and
+// x is read when it runs; construction allocates nothing that grows with T more than once.
+std::unique_ptr<Task> make_expert_task(const KernelSet&, const ExpertArgs&, int lanes);
+
+// x[rows, n] -> y; see kernels/base.py for the meaning of each
+void rms_norm(ThreadPool&, const KernelSet&, const float* x, const float* weight, float eps, float* y,
+              std::int64_t rows, std::int64_t n);
+void add_rms_norm(ThreadPool&, const KernelSet&, const float* x, float* residual, const float* weight,
+                  float eps, float* y, std::int64_t rows, std::int64_t n);
+void silu_mul(ThreadPool&, const KernelSet&, const float* gate, const float* up, float* y, std::int64_t n);
+
+struct RotaryArgs {
+  float *q, *k;   // [T, Hq, D], [T, Hk, D], rotated in place
+  const float *cos, *sin;   // [T, R/2]
+  std::int64_t tokens, q_heads, kv_heads, head_dim, rotary_dims;
+  bool interleaved;
+};
+void rotary(ThreadPool&, const KernelSet&, const RotaryArgs&);
+
+void write_kv(const float* k, const float* v, float* k_cache, float* v_cache, const std::int64_t* slots,
+              std::int64_t tokens, std::int64_t row_elements);
+
+struct AttentionArgs {
+  const float* q;                    // [T, Hq, D]
+  const float *k_cache, *v_cache;    // [pages, page_tokens, Hk, D]
+  const std::int32_t* block_table;   // [S, P]
+  const std::int32_t *sequence, *positions;   // [T]; sequence -1: a padded row, output zero
+  float* out;                        // [T, Hq, D]
+  std::int64_t tokens, q_heads, kv_heads, head_dim, page_tokens, max_pages;
+  float scale;
+  std::int64_t window;   // 0: none
+};
+void paged_attention(ThreadPool&, const KernelSet&, const AttentionArgs&);
+
+void route_topk(const float* logits, std::int64_t tokens, std::int64_t experts, std::int64_t top_k,
+                bool renormalize, float* weights, std::int32_t* ids);
+
+}  // namespace ft

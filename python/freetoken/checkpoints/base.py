@@ -1,0 +1,70 @@
+"""The contract of a checkpoint: named tensors as byte views, and metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from freetoken.formats.base import WeightFormat
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor of a checkpoint, not copied.
+
+    `shape` is row-major with the contiguous dimension last ([E, N, K] for stacked experts), in
+    elements. `data` is a read-only, contiguous, one-dimensional view of exactly the tensor's bytes
+    over the memory map; it keeps the map alive.
+    """
+
+    name: str
+    format: WeightFormat
+    shape: tuple[int, ...]
+    file: Path
+    data: npt.NDArray[np.uint8]
+
+    def dequantize(self) -> npt.NDArray[np.float32]:
+        """The whole tensor as float32, in `shape`. For small tensors and tests."""
+        rows = self.data.reshape(*self.shape[:-1], self.format.row_bytes(self.shape[-1]))
+        return self.format.dequantize(rows)
+
+
+class Checkpoint(Protocol):
+    """An open checkpoint. Opening it has checked every header; tensors can be trusted to lie
+    inside their files, with the bytes that their shape and format imply."""
+
+    @property
+    def kind(self) -> Literal["gguf", "safetensors"]: ...
+
+    @property
+    def path(self) -> Path:
+        """The file or directory that was opened; errors name it."""
+        ...
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """GGUF: the key-value pairs. Hugging Face: the content of config.json."""
+        ...
+
+    def names(self) -> Iterable[str]:
+        """All tensor names."""
+        ...
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def tensor(self, name: str) -> TensorEntry:
+        """The tensor of that name. Raises CheckpointError if there is none."""
+        ...
+
+    def file_bytes(self) -> int:
+        """Size on disk of all files that hold tensors."""
+        ...
+
+    def close(self) -> None:
+        """Drop the maps. Views handed out before stay valid (they hold their map)."""
+        ...

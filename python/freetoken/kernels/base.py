@@ -1,0 +1,184 @@
+"""The operators that a decoder needs. One object per platform implements them all.
+
+Tensors are contiguous. Activations are float32 on the CPU. `T` tokens, `H` hidden size, `N` output
+rows, `K` top_k. Every operator treats each token alone: its result does not depend, not by a bit,
+on which other tokens are in the batch. This is what makes a batch of prompts give each the tokens
+that it gives alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from freetoken.checkpoints.base import TensorEntry
+from freetoken.formats.base import WeightFormat
+
+
+class Matrix(Protocol):
+    """A weight matrix [rows, cols] bound to the kernels of its format. Keeps its bytes alive."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def cols(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class ExpertPart:
+    """One tensor of every expert of a layer, as addresses: gate, up or down.
+
+    `codes` and `scales` are uint64 [E]: where expert e's codes and scales begin. Interleaved bytes
+    (a mapped checkpoint) and separate planes (a packed record) differ in the strides alone.
+    """
+
+    format: WeightFormat
+    rows: int
+    cols: int
+    codes: npt.NDArray[np.uint64]
+    scales: npt.NDArray[np.uint64]
+    code_row_stride_bytes: int
+    code_block_stride_bytes: int
+    scale_row_stride_bytes: int
+    scale_block_stride_bytes: int
+
+
+@dataclass(frozen=True)
+class ExpertBank:
+    """The experts of one layer, or the slots of one layer's pool.
+
+    gate and up are [I, H], down is [H, I]. `owners` keeps the memory behind the addresses alive.
+    """
+
+    gate: ExpertPart
+    up: ExpertPart
+    down: ExpertPart
+    activation: str
+    owners: Sequence[Any]
+
+    @property
+    def experts(self) -> int:
+        return len(self.gate.codes)
+
+
+class PendingExperts(Protocol):
+    """Expert work under way on the worker pool."""
+
+    def wait(self) -> Tensor:
+        """Block until done (without the GIL) and return float32 [T, H]. Call once."""
+        ...
+
+
+class ExpertKernel(Protocol):
+    """The experts of one bank, bound to the kernels of their formats."""
+
+    def __call__(self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+        """sum_k weights[t, k] * expert[ids[t, k]](hidden[t]) over ids >= 0: float32 [T, H].
+
+        hidden_states float32 [T, H], topk_weights float32 [T, K], topk_ids int32 [T, K]. An id of
+        -1 is skipped, as is a weight of exactly zero. Terms are added in the order of k.
+        """
+        ...
+
+    def submit(
+        self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
+    ) -> PendingExperts:
+        """The same, on the pool's own threads; returns at once. The inputs must not change
+        before `wait`."""
+        ...
+
+
+class Ops(Protocol):
+    """All operators of one platform."""
+
+    @property
+    def description(self) -> str:
+        """For reports: instruction set or device, e.g. "avx2"."""
+        ...
+
+    @property
+    def threads(self) -> int: ...
+
+    def matrix(self, entry: TensorEntry) -> Matrix:
+        """Bind a [N, H] tensor, zero copy. Raises CheckpointError for a format without kernel."""
+        ...
+
+    def expert_kernel(self, bank: ExpertBank) -> ExpertKernel:
+        """Bind the experts of a bank. Raises CheckpointError for a format without kernel."""
+        ...
+
+    def linear(self, x: Tensor, w: Matrix, bias: Tensor | None = None) -> Tensor:
+        """x [T, H] @ w [N, H]^T (+ bias [N]) -> [T, N].
+
+        Quantised formats round x to int8 in blocks of 32 first; floats multiply exactly.
+        """
+        ...
+
+    def embed(self, ids: Tensor, w: Matrix) -> Tensor:
+        """Dequantised rows: ids int64 [T] -> float32 [T, cols]."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x * rsqrt(mean(x^2) + eps) * weight over the last dimension; any leading dimensions."""
+        ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """residual += x in place, then rms_norm(residual). Both [T, H]."""
+        ...
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) * up, elementwise, [T, I]."""
+        ...
+
+    def rotary_(
+        self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool
+    ) -> None:
+        """Rotate q [T, Hq, D] and k [T, Hk, D] in place by cos, sin [T, R/2], R <= D.
+
+        Pairs are (i, i + R/2), or (2i, 2i + 1) if interleaved; dimensions from R on stay.
+        """
+        ...
+
+    def write_kv(
+        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor
+    ) -> None:
+        """Store k, v [T, Hk, D] at rows `slots` int64 [T] of caches [pages, page_tokens, Hk, D]
+        (slot = page * page_tokens + offset)."""
+        ...
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_table: Tensor,
+        sequence: Tensor,
+        positions: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """Causal attention of every token over the cached tokens of its own sequence.
+
+        q [T, Hq, D]; block_table int32 [S, P]: the pages of each sequence; sequence int32 [T]: the
+        row of block_table; positions int32 [T]. Token t sees positions p <= positions[t], and with
+        a window only p > positions[t] - window. Query head h reads key head h // (Hq / Hk).
+        Returns [T, Hq, D].
+        """
+        ...
+
+    def route_topk(
+        self, logits: Tensor, top_k: int, *, renormalize: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Softmax over the experts, then the top_k, largest first (ties: lower id).
+
+        logits float32 [T, E] -> weights float32 [T, K] (summing to 1 if renormalize), ids int32
+        [T, K].
+        """
+        ...

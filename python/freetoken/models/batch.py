@@ -1,0 +1,35 @@
+"""One step's work for a decoder: a flattened batch of tokens from several sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from torch import Tensor
+
+
+class Phase(Enum):
+    """A step is one or the other: expert strategies treat them differently."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """T tokens of S sequences.
+
+    token_ids int64 [T]; positions int32 [T]; sequence int32 [T], the row of `block_table` that a
+    token belongs to; kv_slots int64 [T], where its key and value go; block_table int32 [S, P], the
+    pages of each sequence (unused entries 0); logit_rows int64 [R], the tokens whose logits are
+    wanted. In a decode step a padded row has token id 0, kv slot in the reserved page 0, and
+    `sequence` -1: it is computed by nobody and its logits are not asked for.
+    """
+
+    phase: Phase
+    token_ids: Tensor
+    positions: Tensor
+    sequence: Tensor
+    kv_slots: Tensor
+    block_table: Tensor
+    logit_rows: Tensor

@@ -1,0 +1,69 @@
+"""What a decoder is made of, as data. A family turns a checkpoint's config into one of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class RotarySpec:
+    """Rotary embedding: inverse frequencies, the factor on cos and sin, and the pairing."""
+
+    dims: int
+    inverse_frequencies: tuple[float, ...]
+    attention_factor: float
+    interleaved: bool
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Grouped-query attention."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None
+    qk_norm: bool
+    qkv_bias: bool
+    output_bias: bool
+
+
+@dataclass(frozen=True)
+class MoeSpec:
+    """A router and its experts."""
+
+    experts: int
+    top_k: int
+    intermediate: int
+    renormalize: bool
+    activation: Literal["silu"]
+
+
+@dataclass(frozen=True)
+class DenseMlpSpec:
+    """A gated feed-forward layer."""
+
+    intermediate: int
+    activation: Literal["silu"]
+    bias: bool
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """A decoder-only transformer. `mlps` has one entry per layer."""
+
+    family: str
+    hidden: int
+    vocab: int
+    context_tokens: int
+    norm_eps: float
+    tied_embeddings: bool
+    attention: AttentionSpec
+    rotary: RotarySpec
+    mlps: tuple[DenseMlpSpec | MoeSpec, ...]
+
+    @property
+    def layers(self) -> int:
+        return len(self.mlps)
