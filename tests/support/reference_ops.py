@@ -1,0 +1,241 @@
+"""The operators once more, in plain torch: what every platform's kernels are compared with.
+
+Arithmetic is float64 inside and rounded to float32 at the end, one token at a time, so a token's
+result does not depend on its batch. Slow; meant for tiny models.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from freetoken.checkpoints.base import TensorEntry
+from freetoken.formats.base import WeightFormat
+from freetoken.kernels.base import ExpertBank, ExpertPart
+from torch import Tensor
+
+INT8_BLOCK = 32
+
+
+def int8_rounded(x: Tensor) -> Tensor:
+    """What is left of x [T, H] after int8 activations: q * d per block of 32, d = max|x| / 127."""
+    blocks = x.float().reshape(x.shape[0], -1, INT8_BLOCK)
+    d = blocks.abs().amax(dim=-1, keepdim=True) / 127.0
+    q = torch.where(d == 0, 0.0, blocks / d).round().clamp(-127, 127)
+    return (q.double() * d.double()).reshape(x.shape)
+
+
+def silu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(x)
+
+
+def bytes_at(
+    address: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> npt.NDArray[np.uint8]:
+    """A strided view of memory that somebody else keeps alive."""
+    extent = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    memory = np.ctypeslib.as_array((ctypes.c_uint8 * extent).from_address(address))
+    return np.lib.stride_tricks.as_strided(memory, shape, strides, writeable=False)
+
+
+def read_expert(part: ExpertPart, expert: int) -> Tensor:
+    """One expert's part [rows, cols] as float64, from wherever its addresses point."""
+    fmt = part.format
+    blocks = part.cols // fmt.block_elements
+    packed = np.zeros((part.rows, blocks, fmt.block_bytes), np.uint8)
+    for field, addresses, row_stride, block_stride in (
+        (fmt.codes, part.codes, part.code_row_stride_bytes, part.code_block_stride_bytes),
+        (fmt.scales, part.scales, part.scale_row_stride_bytes, part.scale_block_stride_bytes),
+    ):
+        if field.bytes == 0:
+            continue
+        packed[:, :, field.offset : field.offset + field.bytes] = bytes_at(
+            int(addresses[expert]),
+            (part.rows, blocks, field.bytes),
+            (row_stride, block_stride, 1),
+        )
+    rows = fmt.dequantize(packed.reshape(part.rows, blocks * fmt.block_bytes))
+    return torch.from_numpy(np.ascontiguousarray(rows)).double()
+
+
+@dataclass(frozen=True)
+class ReferenceMatrix:
+    """A dequantised weight matrix, float64 [rows, cols]."""
+
+    format: WeightFormat
+    weight: Tensor
+
+    @property
+    def rows(self) -> int:
+        return int(self.weight.shape[0])
+
+    @property
+    def cols(self) -> int:
+        return int(self.weight.shape[1])
+
+
+class FinishedExperts:
+    """A PendingExperts whose work is already done. Holds callers to the single wait."""
+
+    def __init__(self, result: Tensor) -> None:
+        self._result: Tensor | None = result
+
+    def wait(self) -> Tensor:
+        result = self._result
+        assert result is not None, "wait() was called twice on the same expert work"
+        self._result = None
+        return result
+
+
+class ReferenceExpertKernel:
+    """Experts of a bank. Reads the bank's memory on every call, as slots change between calls."""
+
+    def __init__(self, bank: ExpertBank, int8_activations: bool) -> None:
+        assert bank.activation == "silu", bank.activation
+        self._bank = bank
+        self._int8 = int8_activations
+
+    def __call__(self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+        tokens, top_k = topk_ids.shape
+        assert hidden_states.shape[0] == tokens and topk_weights.shape == topk_ids.shape
+        assert topk_ids.dtype == torch.int32, topk_ids.dtype
+        assert bool((topk_ids < self._bank.experts).all()), "an id beyond the bank's experts"
+        experts: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        out = torch.zeros(hidden_states.shape, dtype=torch.float64)
+        for t in range(tokens):
+            for k in range(top_k):
+                expert, weight = int(topk_ids[t, k]), float(topk_weights[t, k])
+                if expert < 0 or weight == 0.0:
+                    continue
+                if expert not in experts:
+                    experts[expert] = self._read(expert)
+                out[t] += weight * self._mlp(experts[expert], hidden_states[t])
+        return out.float()
+
+    def submit(
+        self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
+    ) -> FinishedExperts:
+        return FinishedExperts(self(hidden_states, topk_weights, topk_ids))
+
+    def _read(self, expert: int) -> tuple[Tensor, Tensor, Tensor]:
+        bank = self._bank
+        return (
+            read_expert(bank.gate, expert),
+            read_expert(bank.up, expert),
+            read_expert(bank.down, expert),
+        )
+
+    def _mlp(self, weights: tuple[Tensor, Tensor, Tensor], x: Tensor) -> Tensor:
+        gate, up, down = weights
+        bank = self._bank
+        gated = silu(gate @ self._activations(bank.gate, x))
+        inner = (gated * (up @ self._activations(bank.up, x))).float()
+        return down @ self._activations(bank.down, inner)
+
+    def _activations(self, part: ExpertPart, x: Tensor) -> Tensor:
+        if self._int8 and part.format.block_elements > 1:
+            return int8_rounded(x[None])[0]
+        return x.double()
+
+
+class ReferenceOps:
+    """freetoken.kernels.base.Ops. `int8_activations` makes products with quantised weights round
+    the activations to int8 blocks first, as the kernels do; without it they multiply exactly."""
+
+    description = "reference"
+    threads = 1
+
+    def __init__(self, int8_activations: bool = False) -> None:
+        self._int8 = int8_activations
+
+    def matrix(self, entry: TensorEntry) -> ReferenceMatrix:
+        assert len(entry.shape) == 2, f"{entry.name}: {entry.shape} is no matrix"
+        return ReferenceMatrix(entry.format, torch.tensor(entry.dequantize()).double())
+
+    def expert_kernel(self, bank: ExpertBank) -> ReferenceExpertKernel:
+        return ReferenceExpertKernel(bank, self._int8)
+
+    def linear(self, x: Tensor, w: ReferenceMatrix, bias: Tensor | None = None) -> Tensor:
+        assert x.dtype == torch.float32 and x.shape[1] == w.cols, (x.dtype, x.shape, w.cols)
+        rounds = self._int8 and w.format.block_elements > 1
+        inputs = int8_rounded(x) if rounds else x.double()
+        out = torch.empty(x.shape[0], w.rows, dtype=torch.float64)
+        for t in range(x.shape[0]):
+            out[t] = torch.mv(w.weight, inputs[t].clone())
+        if bias is not None:
+            out += bias.double()
+        return out.float()
+
+    def embed(self, ids: Tensor, w: ReferenceMatrix) -> Tensor:
+        assert ids.dtype == torch.int64, ids.dtype
+        return w.weight[ids].float()
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        exact = x.double()
+        scale = torch.rsqrt(exact.square().mean(dim=-1, keepdim=True) + eps)
+        return (exact * scale * weight.double()).float()
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        residual += x
+        return self.rms_norm(residual, weight, eps)
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        return (silu(gate.double()) * up.double()).float()
+
+    def rotary_(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> None:
+        for x in (q, k):
+            _rotate_(x, cos.double()[:, None], sin.double()[:, None], interleaved)
+
+    def write_kv(
+        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor
+    ) -> None:
+        for new, cache in ((k, k_cache), (v, v_cache)):
+            cache.view(-1, *cache.shape[2:])[slots] = new
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_table: Tensor,
+        sequence: Tensor,
+        positions: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        group = q.shape[1] // k_cache.shape[2]
+        page_tokens = k_cache.shape[1]
+        out = torch.zeros(q.shape, dtype=torch.float32)
+        for t in range(q.shape[0]):
+            if sequence[t] < 0:
+                continue
+            last = int(positions[t])
+            first = 0 if window is None else max(0, last - window + 1)
+            seen = torch.arange(first, last + 1)
+            pages = block_table[int(sequence[t])].long()[seen // page_tokens]
+            keys = k_cache[pages, seen % page_tokens].double().repeat_interleave(group, dim=1)
+            values = v_cache[pages, seen % page_tokens].double().repeat_interleave(group, dim=1)
+            scores = torch.einsum("hd,phd->hp", q[t].double(), keys) * scale
+            out[t] = torch.einsum("hp,phd->hd", scores.softmax(dim=-1), values).float()
+        return out
+
+    def route_topk(self, logits: Tensor, top_k: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
+        order = torch.sort(logits, dim=-1, descending=True, stable=True).indices[:, :top_k]
+        weights = logits.double().softmax(dim=-1).gather(1, order)
+        if renormalize:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights.float(), order.to(torch.int32)
+
+
+def _rotate_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
+    """Rotate x [T, heads, D] in place by cos, sin [T, 1, R/2]."""
+    half = cos.shape[-1]
+    first = slice(0, 2 * half, 2) if interleaved else slice(0, half)
+    second = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
+    a, b = x[..., first].double(), x[..., second].double()
+    x[..., first] = (a * cos - b * sin).float()
+    x[..., second] = (b * cos + a * sin).float()
