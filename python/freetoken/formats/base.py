@@ -1,4 +1,8 @@
-"""The contract of a weight format: data about its blocks, and a reference dequantisation."""
+"""The contract of a weight format: data about its blocks, and a reference dequantisation.
+
+A new format is one new file with one subclass of `WeightFormat` and one instance of it, and its
+line in the table of `freetoken.formats`.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +51,27 @@ class WeightFormat(ABC):
                 hint="the file is damaged, or was written with another block size",
             )
         return cols // self.block_elements * self.block_bytes
+
+    def blocks(self, rows: Bytes) -> Bytes:
+        """Rows cut into blocks, contiguous: uint8 [..., row_bytes] -> [..., B, block_bytes].
+
+        Raises CheckpointError if the last dimension is no whole number of blocks.
+        """
+        row_bytes = rows.shape[-1]
+        if row_bytes % self.block_bytes:
+            raise CheckpointError(
+                f"a row of {row_bytes} bytes is no whole number of {self.name} blocks",
+                found=f"{row_bytes} bytes",
+                expected=f"a multiple of {self.block_bytes}",
+                hint="the file is damaged, or was written with another block size",
+            )
+        count = row_bytes // self.block_bytes
+        return np.ascontiguousarray(rows).reshape(*rows.shape[:-1], count, self.block_bytes)
+
+    def join(self, numbers: Float32) -> Float32:
+        """Numbers of blocks as rows: [..., B, block_elements] -> [..., B * block_elements]."""
+        *leading, count, elements = numbers.shape
+        return numbers.reshape(*leading, count * elements)
 
     @abstractmethod
     def dequantize(self, rows: Bytes) -> Float32:
