@@ -1,0 +1,102 @@
+"""Options that several commands share, each declared once."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+StrategyName = Literal["auto", "fused", "offload", "cpu", "hybrid"]
+DeviceName = Literal["auto", "cpu", "cuda"]
+
+_SAMPLING = "Sampling"
+_ENGINE = "Engine"
+
+Chat = Annotated[
+    bool, typer.Option("--chat", help="Put the prompt into the model's chat template.")
+]
+MaxTokens = Annotated[
+    int | None, typer.Option(help="Most tokens to generate.", rich_help_panel=_SAMPLING)
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        help="0 is greedy; higher is more varied.", rich_help_panel=_SAMPLING, metavar="F"
+    ),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        help="Keep the likeliest tokens that sum to F.", rich_help_panel=_SAMPLING, metavar="F"
+    ),
+]
+TopK = Annotated[
+    int | None,
+    typer.Option(
+        help="Keep the N likeliest tokens; 0 keeps all.", rich_help_panel=_SAMPLING, metavar="N"
+    ),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(
+        help="Drop tokens less likely than F times the likeliest.",
+        rich_help_panel=_SAMPLING,
+        metavar="F",
+    ),
+]
+RepetitionPenalty = Annotated[
+    float | None,
+    typer.Option(
+        help="Above 1 makes tokens seen before less likely.",
+        rich_help_panel=_SAMPLING,
+        metavar="F",
+    ),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="The same seed gives the same text.", rich_help_panel=_SAMPLING, metavar="N"),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(help="Stop before this text; may be repeated.", rich_help_panel=_SAMPLING),
+]
+IgnoreEos = Annotated[
+    bool,
+    typer.Option(
+        "--ignore-eos", help="Go on past the end-of-text token.", rich_help_panel=_SAMPLING
+    ),
+]
+Strategy = Annotated[
+    StrategyName | None,
+    typer.Option(
+        help="Where experts are computed: all resident (fused), fetched when missed (offload), "
+        "by the CPU (cpu), or both at once (hybrid). auto: what suits the machine.",
+        rich_help_panel=_ENGINE,
+    ),
+]
+Device = Annotated[DeviceName, typer.Option(help="Where to run.", rich_help_panel=_ENGINE)]
+CacheSlots = Annotated[
+    int | None,
+    typer.Option(
+        help="Experts per layer that the cache holds.", rich_help_panel=_ENGINE, metavar="N"
+    ),
+]
+MaxFetch = Annotated[
+    int | None,
+    typer.Option(
+        help="Most experts fetched per layer and step; the CPU computes the others (hybrid).",
+        rich_help_panel=_ENGINE,
+        metavar="N",
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        help="CPU threads; one per physical core if not given.",
+        rich_help_panel=_ENGINE,
+        metavar="N",
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object, and nothing else, on stdout.")
+]

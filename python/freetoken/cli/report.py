@@ -1,0 +1,47 @@
+"""The report after a run: tokens, speed, and where the experts were found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from freetoken.telemetry import Stats
+
+
+def table(runs: Mapping[str, Stats]) -> Table:
+    """One column per run, named by the mapping's keys."""
+    out = Table(title="What it took", title_justify="left", title_style="bold")
+    out.add_column("")
+    for name in runs:
+        out.add_column(name, justify="right")
+    for label, cell in _ROWS:
+        out.add_row(label, *(cell(stats) for stats in runs.values()))
+    if any(stats.experts.active for stats in runs.values()):
+        out.add_section()
+        for label, cell in _EXPERT_ROWS:
+            out.add_row(label, *(cell(stats) for stats in runs.values()))
+    return out
+
+
+def _share(count: int, stats: Stats) -> str:
+    if not stats.experts.active:
+        return "-"
+    return f"{count:,} ({100 * count / stats.experts.active:.0f}%)"
+
+
+_ROWS = (
+    ("load", lambda s: f"{s.timing.load_s:.2f} s"),
+    ("prompt", lambda s: f"{s.timing.prefill_tokens} tokens"),
+    ("generated", lambda s: f"{s.timing.decode_tokens} tokens"),
+    ("prefill", lambda s: f"{s.timing.prefill_tokens_per_s:.1f} tokens/s"),
+    ("decode", lambda s: f"{s.timing.decode_tokens_per_s:.1f} tokens/s"),
+)
+_EXPERT_ROWS = (
+    ("experts used in decode", lambda s: f"{s.experts.active:,}"),
+    ("  found in the cache", lambda s: _share(s.experts.hits, s)),
+    ("  fetched into it", lambda s: _share(s.experts.fetched, s)),
+    ("  computed on the CPU", lambda s: _share(s.experts.cpu, s)),
+)

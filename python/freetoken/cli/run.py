@@ -1,0 +1,196 @@
+"""What `ft generate` and `ft demo` do once their options are known."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+
+from freetoken.errors import ConfigError, FreeTokenError, RequestError
+
+if TYPE_CHECKING:
+    from freetoken import LLM, Completion, SamplingParams
+    from freetoken.telemetry import Stats
+
+DEMO_CACHE_SLOTS = 4
+DEMO_MAX_FETCH = 1
+
+notes = Console(stderr=True, highlight=False)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling options as given; what is None is left to SamplingParams' defaults."""
+
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    seed: int | None
+    stop: list[str] | None
+    ignore_eos: bool
+
+    def params(self) -> SamplingParams:
+        from freetoken import SamplingParams
+
+        given: dict[str, Any] = {
+            field.name: value
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) is not None
+        }
+        if "stop" in given:
+            given["stop"] = tuple(given["stop"])
+        return SamplingParams(**given)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Engine options as given."""
+
+    strategy: str | None
+    device: str
+    cache_slots: int | None
+    max_fetch: int | None
+    threads: int | None
+
+    def load(self, model: str) -> LLM:
+        from freetoken import LLM
+
+        return LLM(
+            model,
+            strategy=self.strategy or "auto",
+            device=self.device,
+            cache_slots=self.cache_slots,
+            max_fetch=self.max_fetch,
+            threads=self.threads,
+        )
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt and how to answer it."""
+
+    prompt: str
+    chat: bool
+    sampling: Sampling
+
+    def prompt_ids(self, llm: LLM) -> list[int]:
+        if not self.chat:
+            return llm.tokenizer.encode(self.prompt)
+        text = llm.tokenizer.apply_chat([{"role": "user", "content": self.prompt}])
+        return llm.tokenizer.encode(text, add_special=False)
+
+
+def generate(model: str, job: Job, engine: Engine, *, as_json: bool) -> None:
+    """Answer one prompt: streamed with a report on stderr, or as one JSON object."""
+    from freetoken.cli import report
+
+    params = job.sampling.params()
+    with notes.status(f"loading {model}"):
+        llm = engine.load(model)
+    with llm:
+        if as_json:
+            completion = llm.generate([job.prompt_ids(llm)], params)[0]
+            sys.stdout.write(json.dumps(_as_json(completion, llm.stats())) + "\n")
+            return
+        _stream(llm, job, params)
+        notes.print(report.table({llm.stats().config.strategy: llm.stats()}))
+
+
+def demo(job: Job, engine: Engine, *, as_json: bool) -> None:
+    """Answer with the demo model; without a strategy, once more with hybrid and a small cache."""
+    from freetoken.cli import report
+    from freetoken.cli.progress import build_demo_model
+    from freetoken.demo import DEMO_DESCRIPTION
+
+    path = str(build_demo_model(notes))
+    notes.print(f"[dim]Demo model: {DEMO_DESCRIPTION}.[/dim]")
+    if as_json or engine.strategy is not None:
+        generate(path, job, engine, as_json=as_json)
+        return
+    params = job.sampling.params()
+    runs: dict[str, Stats] = {}
+    for setting in (engine, _small_hybrid(engine)):
+        with setting.load(path) as llm:
+            config = llm.stats().config
+            name = config.strategy
+            if config.slots is not None:
+                name += f", {config.slots} of {config.experts} experts cached"
+            notes.print(f"\n[bold]{name}[/bold] on {config.device}, {config.threads} threads")
+            notes.print(f"[dim]> {job.prompt}[/dim]")
+            _stream(llm, job, params)
+            runs[name] = llm.stats()
+    notes.print(report.table(runs))
+
+
+def _small_hybrid(engine: Engine) -> Engine:
+    return dataclasses.replace(
+        engine,
+        strategy="hybrid",
+        cache_slots=engine.cache_slots or DEMO_CACHE_SLOTS,
+        max_fetch=DEMO_MAX_FETCH if engine.max_fetch is None else engine.max_fetch,
+    )
+
+
+def _stream(llm: LLM, job: Job, params: SamplingParams) -> None:
+    for piece in llm.stream(job.prompt_ids(llm), params):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def _as_json(completion: Completion, stats: Stats) -> dict[str, Any]:
+    return {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "prompt_tokens": completion.prompt_tokens,
+        "completion_tokens": completion.completion_tokens,
+        "finish_reason": completion.finish_reason,
+        "timing": {
+            "load_s": stats.timing.load_s,
+            "prefill_s": stats.timing.prefill_s,
+            "decode_s": stats.timing.decode_s,
+            "prefill_tokens_per_s": stats.timing.prefill_tokens_per_s,
+            "decode_tokens_per_s": stats.timing.decode_tokens_per_s,
+        },
+        "experts": {
+            "steps": stats.experts.steps,
+            "active": stats.experts.active,
+            "hits": stats.experts.hits,
+            "misses": stats.experts.misses,
+            "fetched": stats.experts.fetched,
+            "cpu": stats.experts.cpu,
+        },
+        "config": dataclasses.asdict(stats.config),
+    }
+
+
+@contextlib.contextmanager
+def errors_explained() -> Iterator[None]:
+    """Errors that a user can mend are printed without a traceback: exit status 2 for wrong
+    options, 1 for anything else, 130 after Ctrl-C."""
+    try:
+        yield
+    except (ConfigError, RequestError) as error:
+        notes.print(f"error: {error}", style="red", markup=False)
+        raise typer.Exit(2) from error
+    except FreeTokenError as error:
+        notes.print(f"error: {error}", style="red", markup=False)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as error:
+        notes.print("\ninterrupted", style="dim")
+        raise typer.Exit(130) from error
+    except BrokenPipeError as error:
+        # The reader of stdout has gone (`ft generate ... | head`): nothing left to say.
+        sys.stderr.close()
+        raise typer.Exit(1) from error
