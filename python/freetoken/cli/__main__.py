@@ -1,0 +1,5 @@
+"""`python -m freetoken.cli` is `ft`."""
+
+from freetoken.cli import main
+
+main()

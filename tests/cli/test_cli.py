@@ -1,0 +1,219 @@
+"""The `ft` command, as a user meets it: its output, its errors, its exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from freetoken.cli import progress
+from freetoken.cli.app import app
+from support.tiny_gguf import write_gguf
+from support.tiny_models import make_model, save_hf, tiny_config
+
+VOCAB = 300  # 256 bytes and some special tokens
+Ft = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Mixtral as GGUF, with a byte-level tokenizer."""
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    config = tiny_config("mixtral", hidden_size=64, intermediate_size=96, vocab_size=VOCAB)
+    write_gguf(make_model(config), path, tokenizer=True)
+    return path
+
+
+@pytest.fixture
+def ft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ft:
+    """Run `ft` in this process, with an empty cache."""
+    monkeypatch.setenv("FREETOKEN_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return lambda *arguments: CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def in_a_process(*arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "freetoken.cli", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        **options,
+    )
+
+
+def test_json_is_one_object_with_everything(ft: Ft, model: Path) -> None:
+    run = ft("generate", "--model", model, "--prompt", "Hello", "--max-tokens", 9, "--json",
+             "--strategy", "hybrid", "--cache-slots", 2, "--max-fetch", 1, "--ignore-eos",
+             "--temperature", 0)  # fmt: skip
+    assert run.exit_code == 0, run.stderr
+    out = json.loads(run.stdout)
+    assert out.keys() == {
+        "text", "token_ids", "prompt_tokens", "completion_tokens", "finish_reason", "timing",
+        "experts", "config",
+    }  # fmt: skip
+    assert len(out["token_ids"]) == out["completion_tokens"] == 9
+    assert out["finish_reason"] == "length"
+    assert out["timing"].keys() == {
+        "load_s", "prefill_s", "decode_s", "prefill_tokens_per_s", "decode_tokens_per_s",
+    }  # fmt: skip
+    assert all(seconds > 0 for seconds in out["timing"].values())
+    experts = out["experts"]
+    assert experts.keys() == {"steps", "active", "hits", "misses", "fetched", "cpu"}
+    # Nine tokens are one from the prefill and eight decode steps of three layers, two experts each.
+    assert experts["active"] == 8 * 3 * 2
+    assert experts["active"] == experts["hits"] + experts["misses"]
+    assert experts["misses"] == experts["fetched"] + experts["cpu"]
+    assert experts["cpu"] > 0
+    config = out["config"]
+    assert (config["strategy"], config["device"], config["slots"]) == ("hybrid", "cpu", 2)
+    assert config["format"] == "Q8_0"
+    assert config["threads"] >= 1
+    assert config["isa"]
+
+
+def test_every_strategy_prints_the_same_text(ft: Ft, model: Path) -> None:
+    texts = set()
+    for strategy in ("auto", "fused", "offload", "cpu", "hybrid"):
+        run = ft("generate", "--model", model, "--prompt", "Once upon", "--max-tokens", 12,
+                 "--temperature", 0, "--strategy", strategy)  # fmt: skip
+        assert run.exit_code == 0, run.stderr
+        texts.add(run.stdout)
+        assert "tokens/s" in run.stderr
+    assert len(texts) == 1
+    assert texts.pop().endswith("\n")
+
+
+def test_a_seed_repeats_and_another_does_not(ft: Ft, model: Path) -> None:
+    def text(seed: int) -> str:
+        return ft("generate", "--model", model, "--prompt", "x", "--max-tokens", 16,
+                  "--temperature", 1.5, "--seed", seed).stdout  # fmt: skip
+
+    assert text(1) == text(1)
+    assert text(1) != text(2)
+
+
+def test_chat_without_a_template_is_explained(ft: Ft, tmp_path: Path) -> None:
+    config = tiny_config("llama", vocab_size=VOCAB)
+    save_hf(make_model(config), tmp_path / "hf", tokenizer=True)
+    (tmp_path / "hf" / "chat_template.jinja").unlink(missing_ok=True)
+    settings = tmp_path / "hf" / "tokenizer_config.json"
+    kept = {k: v for k, v in json.loads(settings.read_text()).items() if k != "chat_template"}
+    settings.write_text(json.dumps(kept))
+    run = ft("generate", "--model", tmp_path / "hf", "--prompt", "x", "--chat")
+    assert run.exit_code == 2
+    assert "chat template" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--model", "/nowhere/x.gguf", "--prompt", "x"], 1, "/nowhere/x.gguf"),
+        (["--model", "MODEL", "--prompt", "x", "--temperature", "-1"], 2, "temperature"),
+        (["--model", "MODEL", "--prompt", "x", "--strategy", "magic"], 2, "magic"),
+        (["--model", "MODEL", "--prompt", "x", "--cache-slots", "99", "--strategy", "hybrid"],
+         2, "99"),
+        (["--model", "MODEL", "--prompt", "x", "--threads", "0"], 2, "threads"),
+        (["--model", "MODEL", "--prompt", "x", "--max-fetch", "-1", "--strategy", "hybrid"],
+         2, "max"),
+        (["--model", "MODEL"], 2, "--prompt"),
+        (["--model", "MODEL", "--prompt", ""], 2, "prompt"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_explained_without_a_traceback(
+    ft: Ft, model: Path, arguments: list[str], status: int, said: str
+) -> None:
+    run = ft("generate", *(str(model) if a == "MODEL" else a for a in arguments))
+    assert run.exit_code == status, run.output
+    assert said in run.stderr
+    assert "Traceback" not in run.stderr
+    assert run.stdout == ""
+
+
+def test_help_and_version_import_nothing_heavy() -> None:
+    script = """
+import sys
+from freetoken.cli import main
+sys.argv = ["ft", OPTION]
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code, stop.code
+heavy = {"torch", "numpy", "transformers", "gguf", "huggingface_hub", "jinja2"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    for option, said in (("--help", "generate"), ("--version", "freetoken ")):
+        run = subprocess.run(
+            [sys.executable, "-c", script.replace("OPTION", repr(option))],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert run.returncode == 0, run.stderr
+        assert said in run.stdout
+
+
+def test_ctrl_c_stops_with_130_and_no_traceback(model: Path) -> None:
+    child = in_a_process("generate", "--model", model, "--prompt", "Hello", "--max-tokens", "400",
+                         "--ignore-eos", "--temperature", "1", "--seed", "1")  # fmt: skip
+    assert child.stdout is not None
+    child.stdout.read(1)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert "Traceback" not in err
+
+
+def test_a_reader_that_goes_away_is_no_error_message(model: Path) -> None:
+    child = in_a_process("generate", "--model", model, "--prompt", "Hello", "--max-tokens", "400",
+                         "--ignore-eos", "--temperature", "1", "--seed", "1")  # fmt: skip
+    assert child.stdout is not None and child.stderr is not None
+    child.stdout.read(1)
+    child.stdout.close()
+    err = child.stderr.read()
+    child.stderr.close()
+    child.wait(timeout=60)
+    assert "Traceback" not in err
+    assert "Exception ignored" not in err
+
+
+def test_models_are_listed_and_found(ft: Ft, model: Path, tmp_path: Path) -> None:
+    assert ft("models", "list").stdout == ""
+    folder = tmp_path / "home" / "models"
+    folder.mkdir(parents=True)
+    (folder / "mine.gguf").write_bytes(b"GGUF")
+    assert ft("models", "list").stdout == f"mine\t4\tfreetoken\t{folder / 'mine.gguf'}\n"
+    assert ft("models", "path").stdout == f"{tmp_path / 'home'}\n"
+    assert ft("models", "path", "mine").stdout == f"{folder / 'mine.gguf'}\n"
+    unknown = ft("models", "path", "yours")
+    assert unknown.exit_code == 2
+    assert "mine" in unknown.stderr
+
+
+def test_demo_answers_twice_and_reports_both(
+    ft: Ft, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "demo_model_path", lambda: model)
+    run = ft("demo", "--no-chat", "--max-tokens", 10, "--ignore-eos")
+    assert run.exit_code == 0, run.stderr
+    half = len(run.stdout) // 2
+    assert run.stdout[:half] == run.stdout[half:] != ""
+    assert "not trained further" in run.stderr
+    assert "hybrid, 4 of 5 experts cached" in run.stderr
+    assert "computed on the CPU" in run.stderr
+
+
+def test_demo_with_json_is_one_object(ft: Ft, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "demo_model_path", lambda: model)
+    run = ft("demo", "--no-chat", "--max-tokens", 3, "--ignore-eos", "--json")
+    assert json.loads(run.stdout)["completion_tokens"] == 3
