@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from freetoken.config import cache_home
+from freetoken.config import read_environment
 from freetoken.errors import ConfigError
 
 
@@ -36,7 +36,7 @@ def show_list() -> None:
             sys.stdout.write(f"{model.name}\t{model.bytes}\t{model.origin}\t{model.path}\n")
         return
     if not models:
-        Console().print(f"No models yet in {cache_home()}. `ft demo` builds one.")
+        Console().print(f"No models yet in {read_environment().home}. `ft demo` builds one.")
         return
     table = Table("model", "size", "from", "path")
     for model in models:
@@ -47,7 +47,7 @@ def show_list() -> None:
 def show_path(name: str | None) -> None:
     """The cache folder, or the path of the named model. Raises ConfigError for an unknown name."""
     if name is None:
-        sys.stdout.write(f"{cache_home()}\n")
+        sys.stdout.write(f"{read_environment().home}\n")
         return
     known = {model.name: model for model in cached_models()}
     if name not in known:
@@ -60,7 +60,7 @@ def show_path(name: str | None) -> None:
 
 
 def _own() -> list[CachedModel]:
-    files = (cache_home() / "models").glob("*.gguf")
+    files = (read_environment().home / "models").glob("*.gguf")
     return [CachedModel(f.stem, f, f.stat().st_size, "freetoken") for f in files]
 
 

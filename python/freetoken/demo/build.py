@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from freetoken.config import cache_home
+from freetoken.config import read_environment
 from freetoken.demo.source import MEMBER_BYTES, dense_model
 from freetoken.errors import FreeTokenError
 
@@ -30,7 +30,7 @@ Progress = Callable[[str, int, int], None]
 
 def demo_model_path() -> Path:
     """Where the demo model lies, or will lie."""
-    return cache_home() / "models" / MODEL_NAME
+    return read_environment().home / "models" / MODEL_NAME
 
 
 def ensure_demo_model(progress: Progress) -> Path:
