@@ -1,0 +1,304 @@
+#include "core/pool.h"
+
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include "core/topology.h"
+
+namespace ft {
+namespace {
+
+// How often to look before parking on a futex. A look costs 15 to 45 ns, so this bridges the 10 to
+// 30 microseconds between two operators of a decode step, and is little beside a futex wake-up.
+constexpr int kSpins = 1000;
+
+inline void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb");
+#endif
+}
+
+// Returns once `word` is no longer `old`.
+void await_change(const std::atomic<std::uint32_t>& word, std::uint32_t old, int spins) {
+  for (int i = 0; i < spins; ++i) {
+    if (word.load(std::memory_order_acquire) != old) return;
+    pause();
+  }
+  while (word.load(std::memory_order_acquire) == old) word.wait(old, std::memory_order_acquire);
+}
+
+struct LaneAborted {};   // unwinds the other lanes of a task of which one lane has thrown
+
+}  // namespace
+
+class ThreadPool::Ticket {
+ public:
+  Ticket(Task* task, std::shared_ptr<Task> owner, int lanes, int spins)
+      : task_(task), owner_(std::move(owner)), lanes_(lanes), spins_(spins),
+        unfinished_(static_cast<std::uint32_t>(lanes)), done_(lanes == 0) {}
+
+  bool claim_lane0() { return !lane0_claimed_.exchange(true, std::memory_order_acq_rel); }
+  void run_lane(int index);
+  void barrier();
+  bool done() const { return done_.load(std::memory_order_acquire) != 0; }
+  void await_done() const { await_change(done_, 0, spins_); }
+  void rethrow() const {   // after await_done
+    if (error_) std::rethrow_exception(error_);
+  }
+  int lanes() const { return lanes_; }
+
+ private:
+  void fail(std::exception_ptr error);
+
+  Task* task_;
+  std::shared_ptr<Task> owner_;   // null for run(): the caller holds the task
+  const int lanes_;
+  const int spins_;
+  std::mutex error_mutex_;
+  std::exception_ptr error_;
+  std::atomic<bool> lane0_claimed_{false};
+  std::atomic<bool> failed_{false};
+  std::atomic<std::uint32_t> arrived_{0};
+  alignas(64) std::atomic<std::uint32_t> phase_{0};
+  alignas(64) std::atomic<std::uint32_t> unfinished_;
+  std::atomic<std::uint32_t> done_;
+};
+
+namespace {
+
+class TicketLane final : public Lane {
+ public:
+  TicketLane(ThreadPool::Ticket& ticket, int index) : ticket_(ticket), index_(index) {}
+  int index() const override { return index_; }
+  int count() const override { return ticket_.lanes(); }
+  void barrier() override { ticket_.barrier(); }
+
+ private:
+  ThreadPool::Ticket& ticket_;
+  const int index_;
+};
+
+}  // namespace
+
+void ThreadPool::Ticket::run_lane(int index) {
+  TicketLane lane(*this, index);
+  try {
+    task_->run(lane);
+  } catch (const LaneAborted&) {   // the lane that threw has stored its error
+  } catch (...) {
+    fail(std::current_exception());
+  }
+  if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+    owner_.reset();
+    done_.store(1, std::memory_order_release);
+    done_.notify_all();
+  }
+}
+
+void ThreadPool::Ticket::barrier() {
+  const std::uint32_t phase = phase_.load(std::memory_order_acquire);
+  if (failed_.load(std::memory_order_acquire)) throw LaneAborted{};
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<std::uint32_t>(lanes_)) {
+    arrived_.store(0, std::memory_order_relaxed);
+    phase_.fetch_add(1, std::memory_order_acq_rel);
+    phase_.notify_all();
+  } else {
+    await_change(phase_, phase, spins_);
+  }
+  if (failed_.load(std::memory_order_acquire)) throw LaneAborted{};
+}
+
+void ThreadPool::Ticket::fail(std::exception_ptr error) {
+  {
+    const std::lock_guard lock(error_mutex_);
+    if (!error_) error_ = std::move(error);
+  }
+  failed_.store(true, std::memory_order_release);   // before phase_ moves: who sees that, sees this
+  phase_.fetch_add(1, std::memory_order_acq_rel);
+  phase_.notify_all();
+}
+
+namespace {
+
+using TicketPtr = std::shared_ptr<ThreadPool::Ticket>;
+
+// A list that grows at its end and that each reader walks with a cursor of its own. An entry dies
+// when the last cursor has passed it.
+class Feed {
+ public:
+  struct Node {
+    TicketPtr ticket;   // null: no more work
+    std::shared_ptr<Node> next;
+  };
+  struct Cursor {
+    std::shared_ptr<Node> node;
+    std::uint32_t seen = 0;
+  };
+
+  Cursor start() const { return {tail_, 0}; }   // only before the first push
+
+  void push(TicketPtr ticket) {   // one thread at a time
+    auto node = std::make_shared<Node>(Node{std::move(ticket), nullptr});
+    tail_->next = node;
+    tail_ = std::move(node);
+    length_.fetch_add(1, std::memory_order_release);
+    length_.notify_all();
+  }
+
+  const TicketPtr& next(Cursor& cursor, int spins) const {   // blocks until there is one
+    await_change(length_, cursor.seen, spins);
+    ++cursor.seen;
+    cursor.node = cursor.node->next;
+    return cursor.node->ticket;
+  }
+
+ private:
+  std::shared_ptr<Node> tail_ = std::make_shared<Node>();
+  alignas(64) std::atomic<std::uint32_t> length_{0};
+};
+
+// Signals belong to the program's own threads: Ctrl-C must interrupt them, not a worker.
+class BlockSignals {
+ public:
+  BlockSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+bool pin(std::thread& thread, int cpu) {
+  if (cpu < 0) return false;
+  cpu_set_t* set = CPU_ALLOC(cpu + 1);
+  if (set == nullptr) throw std::bad_alloc();
+  const std::size_t bytes = CPU_ALLOC_SIZE(cpu + 1);
+  CPU_ZERO_S(bytes, set);
+  CPU_SET_S(cpu, bytes, set);
+  const int error = pthread_setaffinity_np(thread.native_handle(), bytes, set);
+  CPU_FREE(set);
+  return error == 0;
+}
+
+class SoloLane final : public Lane {
+ public:
+  int index() const override { return 0; }
+  int count() const override { return 1; }
+  void barrier() override {}
+};
+
+}  // namespace
+
+struct ThreadPool::Impl {
+  explicit Impl(std::span<const int> cpus);
+  ~Impl() { close(); }
+  void work(int index, Feed& feed, Feed::Cursor cursor);
+  void close();
+  void post(const TicketPtr& ticket, bool to_thread0);
+
+  const int size;
+  const int spins;
+  int pinned = 0;
+  std::mutex mutex;   // guards the ends of both feeds: a ticket has one place in the order
+  Feed workers;       // every task, for threads 1..n-1
+  Feed lead;          // submitted tasks, for thread 0
+  std::vector<std::thread> threads;
+};
+
+ThreadPool::Impl::Impl(std::span<const int> cpus)
+    : size(static_cast<int>(cpus.size())),
+      // With more threads than processors a spinning thread keeps another one from its work.
+      spins(cpus.size() > allowed_cpus().size() ? 0 : kSpins) {
+  if (cpus.empty()) throw std::invalid_argument("a thread pool needs at least one thread");
+  threads.reserve(cpus.size());
+  const BlockSignals blocked;
+  try {
+    for (int index = 0; index < size; ++index) {
+      Feed& feed = index == 0 ? lead : workers;
+      threads.emplace_back([this, index, &feed, cursor = feed.start()] { work(index, feed, cursor); });
+      pinned += pin(threads.back(), cpus[static_cast<std::size_t>(index)]);
+    }
+  } catch (...) {
+    close();
+    throw;
+  }
+}
+
+void ThreadPool::Impl::work(int index, Feed& feed, Feed::Cursor cursor) {
+  // Thread 0 shares its processor with the threads that call run: it never spins for work.
+  const int idle_spins = index == 0 ? 0 : spins;
+  while (const TicketPtr& ticket = feed.next(cursor, idle_spins)) {
+    if (index != 0 || ticket->claim_lane0()) ticket->run_lane(index);
+  }
+}
+
+void ThreadPool::Impl::close() {
+  {
+    const std::lock_guard lock(mutex);
+    workers.push(nullptr);
+    lead.push(nullptr);
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+void ThreadPool::Impl::post(const TicketPtr& ticket, bool to_thread0) {
+  const std::lock_guard lock(mutex);
+  if (size > 1) workers.push(ticket);
+  if (to_thread0) lead.push(ticket);
+}
+
+ThreadPool::ThreadPool(std::span<const int> cpus) : impl_(std::make_unique<Impl>(cpus)) {}
+ThreadPool::~ThreadPool() = default;
+
+int ThreadPool::size() const { return impl_->size; }
+int ThreadPool::pinned() const { return impl_->pinned; }
+
+void ThreadPool::run(Task& task) {
+  if (impl_->size == 1) {
+    SoloLane lane;
+    return task.run(lane);
+  }
+  const auto ticket = std::make_shared<Ticket>(&task, nullptr, impl_->size, impl_->spins);
+  ticket->claim_lane0();
+  impl_->post(ticket, false);
+  ticket->run_lane(0);
+  ticket->await_done();
+  ticket->rethrow();
+}
+
+std::shared_ptr<ThreadPool::Ticket> ThreadPool::submit(std::shared_ptr<Task> task) {
+  if (task == nullptr) throw std::invalid_argument("submit needs a task");
+  Task* raw = task.get();
+  auto ticket = std::make_shared<Ticket>(raw, std::move(task), impl_->size, impl_->spins);
+  impl_->post(ticket, true);
+  return ticket;
+}
+
+std::shared_ptr<ThreadPool::Ticket> ThreadPool::completed() {
+  return std::make_shared<Ticket>(nullptr, nullptr, 0, 0);
+}
+
+void ThreadPool::wait(Ticket& ticket) {
+  if (!ticket.done() && ticket.claim_lane0()) ticket.run_lane(0);
+  ticket.await_done();
+  ticket.rethrow();
+}
+
+bool ThreadPool::done(const Ticket& ticket) { return ticket.done(); }
+
+}  // namespace ft
