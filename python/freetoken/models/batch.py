@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from torch import Tensor
 
+from freetoken.moe.phase import Phase
 
-class Phase(Enum):
-    """A step is one or the other: expert strategies treat them differently."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
+__all__ = ["ForwardBatch", "Phase"]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,57 @@
+"""A mixture-of-experts layer: router, top-k, and the experts on slots as a callback."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from freetoken.kernels.base import ExpertKernel, Matrix, Ops
+from freetoken.moe.phase import Phase
+from freetoken.moe.strategies.base import ExpertStrategy
+
+if TYPE_CHECKING:
+    from freetoken.models.spec import MoeSpec
+
+
+class OffloadMoELayer:
+    """Routes each token to top_k experts and leaves to the strategy where they are computed.
+
+    All that the layer adds to the strategy is the math of the experts on slots: `expert_kernel`,
+    bound to the layer's slots (None where the strategy has no slots).
+    """
+
+    def __init__(
+        self,
+        layer_id: int,
+        router: Matrix,
+        moe: MoeSpec,
+        ops: Ops,
+        strategy: ExpertStrategy,
+        expert_kernel: ExpertKernel | None,
+    ) -> None:
+        self._layer_id = layer_id
+        self._router = router
+        self._moe = moe
+        self._ops = ops
+        self._strategy = strategy
+        if expert_kernel is not None:
+            self._expert_kernel = expert_kernel
+            strategy.register(layer_id, self._experts_on_slots)
+
+    def forward(self, x: Tensor, phase: Phase, padded: Tensor | None = None) -> Tensor:
+        """x float32 [T, H] -> [T, H]. `padded` bool [T] marks rows that are nobody's: they ask
+        for no expert and come out zero."""
+        logits = self._ops.linear(x, self._router)
+        weights, ids = self._ops.route_topk(
+            logits, self._moe.top_k, renormalize=self._moe.renormalize
+        )
+        if padded is not None:
+            weights = weights.masked_fill(padded[:, None], 0.0)
+            ids = ids.masked_fill(padded[:, None], -1)
+        if phase is Phase.DECODE:
+            return self._strategy.decode(self._layer_id, x, weights, ids)
+        return self._strategy.prefill(self._layer_id, x, weights, ids)
+
+    def _experts_on_slots(self, hidden_states: Tensor, weights: Tensor, slots: Tensor) -> Tensor:
+        return self._expert_kernel(hidden_states, weights, slots)

@@ -1,0 +1,185 @@
+"""Owner of everything that computes experts: store, slots, cache, CPU and hybrid executors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from freetoken.errors import ConfigError
+from freetoken.kernels.base import ExpertBank, Ops
+from freetoken.moe.cpu_executor import CpuMoeExecutor, PendingDecode
+from freetoken.moe.hybrid_decode import HybridDecodeExecutor
+from freetoken.moe.lru import FetchCap
+from freetoken.moe.offload_cache import OffloadMoeCache
+from freetoken.moe.stats import ExpertCounter, MoeStats, total_counts
+from freetoken.moe.store import (
+    ExpertStore,
+    LayerExperts,
+    MappedExpertStore,
+    PackedExpertStore,
+    SlotMemory,
+    SlotPool,
+)
+
+StrategyName = Literal["fused", "offload", "cpu", "hybrid"]
+
+
+@dataclass(frozen=True)
+class MoeConfig:
+    """How experts are computed. `strategy` is resolved: never "auto".
+
+    cache_slots: slots per layer, of offload and hybrid (None: half of the experts); fused has one
+    per expert and cpu none, whatever it says. max_fetch: fetches per hybrid decode call and layer
+    (None: no limit). overlap: whether a hybrid step's CPU and GPU work run at the same time.
+    """
+
+    strategy: StrategyName
+    top_k: int
+    cache_slots: int | None = None
+    max_fetch: int | None = None
+    overlap: bool = True
+
+
+def resolve_slots(config: MoeConfig, experts: int) -> int:
+    """Slots per layer of `experts` experts. Raises ConfigError naming the range that would do."""
+    if config.strategy == "cpu":
+        return 0
+    if config.strategy == "fused":
+        return experts
+    minimum = config.top_k if config.strategy == "offload" else 1
+    if config.cache_slots is None:
+        return max(minimum, -(-experts // 2))
+    if not minimum <= config.cache_slots <= experts:
+        raise ConfigError(
+            f"cache_slots is {config.cache_slots}; the strategy {config.strategy} needs "
+            f"{minimum} to {experts} slots per layer with this model "
+            f"({experts} experts, {config.top_k} per token)"
+        )
+    return config.cache_slots
+
+
+class OffloadMoeRuntime:
+    """The MoE side of one loaded model; close it, or use it as a context manager.
+
+    Strategies take from it what they need; asking for a part that the strategy has no use for is
+    a RuntimeError.
+    """
+
+    def __init__(
+        self,
+        config: MoeConfig,
+        *,
+        layers: Sequence[int],
+        store: ExpertStore | None,
+        pool: SlotPool | None,
+        cache: OffloadMoeCache | None,
+        cpu: CpuMoeExecutor | None,
+        hybrid: HybridDecodeExecutor[PendingDecode] | None,
+        decode_counter: ExpertCounter,
+    ) -> None:
+        self.config = config
+        self.experts = tuple(layers)
+        self.decode_counter = decode_counter
+        self.prefill_counter = ExpertCounter(len(layers))
+        self.store = store
+        self.pool = pool
+        self._cache = cache
+        self._cpu = cpu
+        self._hybrid = hybrid
+
+    @classmethod
+    def create(
+        cls,
+        layers: Sequence[LayerExperts],
+        config: MoeConfig,
+        platform: SlotMemory,
+        ops: Ops,
+    ) -> OffloadMoeRuntime:
+        """Build what the strategy needs. Only the strategy cpu keeps views of the checkpoint.
+
+        Raises ConfigError (slots, fetch cap), CapacityError (memory), CheckpointError (formats).
+        """
+        experts = tuple(layer.experts for layer in layers)
+        slots = resolve_slots(config, min(experts, default=0))
+        cap = FetchCap.fixed(config.max_fetch)
+        counter = ExpertCounter(len(layers))
+        store: ExpertStore | None = None
+        pool = cache = cpu = hybrid = None
+        if config.strategy == "cpu":
+            store = MappedExpertStore(layers)
+        elif config.strategy == "fused":
+            pool = SlotPool(platform, layers, max(experts, default=0))
+            for layer in layers:
+                pool.pack(layer)
+        else:
+            store = packed = PackedExpertStore(layers, platform)
+            pool = SlotPool(platform, layers, slots)
+            cache = OffloadMoeCache(packed, pool, cap, counter)
+        if store is not None and config.strategy != "offload":
+            cpu = CpuMoeExecutor([ops.expert_kernel(store.bank(i)) for i in range(len(layers))])
+        if cpu is not None and cache is not None:
+            hybrid = HybridDecodeExecutor(cache, cpu, overlap=config.overlap)
+        return cls(
+            config,
+            layers=experts,
+            store=store,
+            pool=pool,
+            cache=cache,
+            cpu=cpu,
+            hybrid=hybrid,
+            decode_counter=counter,
+        )
+
+    @property
+    def slots(self) -> int:
+        """Slots per layer; 0 for the strategy cpu."""
+        return self.pool.slots if self.pool is not None else 0
+
+    @property
+    def cache(self) -> OffloadMoeCache:
+        if self._cache is None:
+            raise self._has_no("cache")
+        return self._cache
+
+    @property
+    def cpu(self) -> CpuMoeExecutor:
+        if self._cpu is None:
+            raise self._has_no("CPU executor")
+        return self._cpu
+
+    @property
+    def hybrid(self) -> HybridDecodeExecutor[PendingDecode]:
+        if self._hybrid is None:
+            raise self._has_no("hybrid executor")
+        return self._hybrid
+
+    def _has_no(self, part: str) -> RuntimeError:
+        return RuntimeError(f"a {self.config.strategy} runtime has no {part}, or it is closed")
+
+    def slot_bank(self, layer_id: int) -> ExpertBank | None:
+        """The slots of a layer for its GPU expert callback; None where there are none."""
+        return self.pool.bank(layer_id) if self.pool is not None else None
+
+    def stats(self) -> MoeStats:
+        """Counts since the start or the last reset."""
+        layers = self.decode_counter.layers()
+        return MoeStats(total_counts(layers), layers, total_counts(self.prefill_counter.layers()))
+
+    def reset_stats(self) -> None:
+        """Set all counts to zero. What the cache holds stays."""
+        self.decode_counter.reset()
+        self.prefill_counter.reset()
+
+    def close(self) -> None:
+        """Finish CPU work and let go of all weights. May be called again."""
+        cpu, self._cpu = self._cpu, None
+        self._hybrid = self._cache = self.store = self.pool = None
+        if cpu is not None:
+            cpu.close()
+
+    def __enter__(self) -> OffloadMoeRuntime:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

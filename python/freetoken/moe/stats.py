@@ -1,0 +1,83 @@
+"""Counting what became of the experts that the router asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class ExpertCounts:
+    """Experts asked for, in steps of one layer or of the whole model.
+
+    `active` counts the distinct experts of each step (an expert that a step looks up in several
+    waves counts once for each). Always: active = hits + misses, misses = fetched + cpu.
+    """
+
+    steps: int = 0
+    active: int = 0
+    hits: int = 0
+    misses: int = 0
+    fetched: int = 0
+    cpu: int = 0
+
+
+@dataclass(frozen=True)
+class MoeStats:
+    """Decode counts of each MoE layer and of the model, and prefill counts of the model."""
+
+    total: ExpertCounts
+    layers: tuple[ExpertCounts, ...]
+    prefill: ExpertCounts
+
+
+def total_counts(layers: Iterable[ExpertCounts]) -> ExpertCounts:
+    """Sum over layers, where `steps` are steps of the model: every layer runs once in each."""
+    counts = tuple(layers)
+    return ExpertCounts(
+        steps=max((c.steps for c in counts), default=0),
+        active=sum(c.active for c in counts),
+        hits=sum(c.hits for c in counts),
+        misses=sum(c.misses for c in counts),
+        fetched=sum(c.fetched for c in counts),
+        cpu=sum(c.cpu for c in counts),
+    )
+
+
+class ExpertCounter:
+    """Running counts of `layers` layers. Plain integers: it is called once per layer and step."""
+
+    def __init__(self, layers: int) -> None:
+        self._rows = [[0, 0, 0, 0] for _ in range(layers)]
+
+    def add(self, layer_id: int, *, hits: int, fetched: int, cpu: int, steps: int = 1) -> None:
+        """Add one step (or, with steps=0, a further wave of it)."""
+        row = self._rows[layer_id]
+        row[0] += steps
+        row[1] += hits
+        row[2] += fetched
+        row[3] += cpu
+
+    def layer(self, layer_id: int) -> ExpertCounts:
+        """Counts of one layer since the last reset."""
+        steps, hits, fetched, cpu = self._rows[layer_id]
+        misses = fetched + cpu
+        return ExpertCounts(steps, hits + misses, hits, misses, fetched, cpu)
+
+    def layers(self) -> tuple[ExpertCounts, ...]:
+        """Counts of every layer since the last reset."""
+        return tuple(self.layer(layer_id) for layer_id in range(len(self._rows)))
+
+    def reset(self) -> None:
+        """Start again from zero."""
+        self._rows = [[0, 0, 0, 0] for _ in self._rows]
+
+
+def count_active(topk_ids: npt.NDArray[np.int32], experts: int) -> int:
+    """Distinct experts among ids [T, K]; -1 is a padded row's and counts for nothing."""
+    asked = np.zeros(experts + 1, dtype=np.bool_)
+    asked[topk_ids] = True  # -1 is the last entry, which nobody looks at
+    return int(np.count_nonzero(asked[:experts]))

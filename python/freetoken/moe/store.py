@@ -1,0 +1,309 @@
+"""Where expert weights lie: the checkpoint's own bytes, packed records, and a pool of slots.
+
+One expert of a packed store is one contiguous record. Its six planes (codes and scales of gate,
+up and down) stand at fixed offsets that are multiples of 256 bytes, and so does every record; a
+slot has the same layout, so that a fetch is one copy of one record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from freetoken.errors import CapacityError, CheckpointError
+from freetoken.formats.base import ByteRange, WeightFormat
+from freetoken.kernels.base import ExpertBank, ExpertPart
+
+Bytes = npt.NDArray[np.uint8]
+
+ALIGNMENT_BYTES = 256
+
+
+class SlotMemory(Protocol):
+    """The part of a platform that stores need."""
+
+    def allocate(self, size_bytes: int, /) -> Bytes:
+        """Zeroed memory, uint8 [size_bytes], beginning at a multiple of 256 bytes."""
+        ...
+
+
+@dataclass(frozen=True)
+class ExpertTensor:
+    """One part ("gate", "up" or "down") of every expert of a layer, as it lies on disk.
+
+    `experts` has for each expert a contiguous uint8 view of rows * format.row_bytes(cols) bytes.
+    """
+
+    name: str
+    format: WeightFormat
+    rows: int
+    cols: int
+    experts: tuple[Bytes, ...]
+
+    def __post_init__(self) -> None:
+        expected = self.rows * self.format.row_bytes(self.cols)
+        for expert, data in enumerate(self.experts):
+            if data.dtype != np.uint8 or data.nbytes != expected or not data.flags.c_contiguous:
+                raise CheckpointError(
+                    f"the {self.name} weights of expert {expert} have the wrong size",
+                    found=f"{data.nbytes} bytes of {data.dtype}",
+                    expected=f"{expected} contiguous bytes: {self.rows} rows of {self.cols} "
+                    f"{self.format.name} numbers",
+                    hint="the checkpoint does not match its own config; download it again",
+                )
+
+
+@dataclass(frozen=True)
+class LayerExperts:
+    """All experts of one MoE layer: gate and up [I, H], down [H, I].
+
+    `layer_id` numbers the MoE layers alone, from 0 without gaps.
+    """
+
+    layer_id: int
+    gate: ExpertTensor
+    up: ExpertTensor
+    down: ExpertTensor
+    activation: str
+
+    def __post_init__(self) -> None:
+        shapes = [(part.rows, part.cols, len(part.experts)) for part in self.parts]
+        rows, cols, experts = shapes[0]
+        if experts == 0 or shapes != [shapes[0], shapes[0], (cols, rows, experts)]:
+            raise CheckpointError(
+                f"the experts of MoE layer {self.layer_id} do not fit together",
+                found=", ".join(
+                    f"{part.name} {count} x [{r}, {c}]"
+                    for part, (r, c, count) in zip(self.parts, shapes, strict=True)
+                ),
+                expected="gate and up E x [I, H] and down E x [H, I], with at least one expert",
+                hint="the checkpoint does not match its own config; download it again",
+            )
+
+    @property
+    def parts(self) -> tuple[ExpertTensor, ExpertTensor, ExpertTensor]:
+        return self.gate, self.up, self.down
+
+    @property
+    def experts(self) -> int:
+        return len(self.gate.experts)
+
+
+class ExpertStore(Protocol):
+    """All experts of the model on the host."""
+
+    def bank(self, layer_id: int) -> ExpertBank:
+        """The experts of a layer, for a kernel to bind."""
+        ...
+
+
+class MappedExpertStore:
+    """The checkpoint's own bytes, not copied."""
+
+    def __init__(self, layers: Sequence[LayerExperts]) -> None:
+        _check_numbering(layers)
+        self._banks = tuple(_mapped_bank(layer) for layer in layers)
+
+    def bank(self, layer_id: int) -> ExpertBank:
+        return self._banks[layer_id]
+
+
+@dataclass(frozen=True)
+class PartLayout:
+    """One part inside a record: its two planes. `scales` is empty for plain floats."""
+
+    name: str
+    format: WeightFormat
+    rows: int
+    cols: int
+    codes: ByteRange
+    scales: ByteRange
+
+    @property
+    def row_blocks(self) -> int:
+        return self.cols // self.format.block_elements
+
+
+@dataclass(frozen=True)
+class RecordLayout:
+    """One expert of a layer as one record of `record_bytes` bytes."""
+
+    parts: tuple[PartLayout, ...]
+    record_bytes: int
+    activation: str
+
+    @staticmethod
+    def of(layer: LayerExperts) -> RecordLayout:
+        """The layout that a layer's formats and shapes give."""
+        offset = 0
+        parts = []
+        for part in layer.parts:
+            blocks = part.rows * (part.cols // part.format.block_elements)
+            codes = ByteRange(offset, blocks * part.format.codes.bytes)
+            scales = ByteRange(_aligned(offset + codes.bytes), blocks * part.format.scales.bytes)
+            offset = _aligned(scales.offset + scales.bytes)
+            parts.append(PartLayout(part.name, part.format, part.rows, part.cols, codes, scales))
+        return RecordLayout(tuple(parts), offset, layer.activation)
+
+    def bank(self, records: Bytes) -> ExpertBank:
+        """The bank of records uint8 [n, record_bytes]."""
+        starts = np.arange(len(records), dtype=np.uint64) * np.uint64(self.record_bytes)
+        starts += np.uint64(records.ctypes.data)
+        gate, up, down = (
+            ExpertPart(
+                format=part.format,
+                rows=part.rows,
+                cols=part.cols,
+                codes=starts + np.uint64(part.codes.offset),
+                scales=starts + np.uint64(part.scales.offset),
+                code_row_stride_bytes=part.row_blocks * part.format.codes.bytes,
+                code_block_stride_bytes=part.format.codes.bytes,
+                scale_row_stride_bytes=part.row_blocks * part.format.scales.bytes,
+                scale_block_stride_bytes=part.format.scales.bytes,
+            )
+            for part in self.parts
+        )
+        return ExpertBank(gate, up, down, self.activation, owners=(records,))
+
+    def pack(self, layer: LayerExperts, expert: int, record: Bytes) -> None:
+        """Write one expert's planes into its record, uint8 [record_bytes]."""
+        for part, tensor in zip(self.parts, layer.parts, strict=True):
+            blocks = tensor.experts[expert].reshape(-1)
+            _copy_field(blocks, part.format, part.format.codes, record, part.codes)
+            if part.scales.bytes:
+                _copy_field(blocks, part.format, part.format.scales, record, part.scales)
+
+
+class PackedExpertStore:
+    """All experts as records in host memory. Keeps nothing of the checkpoint."""
+
+    def __init__(self, layers: Sequence[LayerExperts], memory: SlotMemory) -> None:
+        _check_numbering(layers)
+        self._layouts = tuple(RecordLayout.of(layer) for layer in layers)
+        self._records = tuple(
+            _allocate_records(memory, layout, layer.experts, "the packed experts")
+            for layout, layer in zip(self._layouts, layers, strict=True)
+        )
+        for layer, layout, records in zip(layers, self._layouts, self._records, strict=True):
+            for expert in range(layer.experts):
+                layout.pack(layer, expert, records[expert])
+
+    @property
+    def layers(self) -> int:
+        return len(self._records)
+
+    def bank(self, layer_id: int) -> ExpertBank:
+        return self._layouts[layer_id].bank(self._records[layer_id])
+
+    def record_bytes(self, layer_id: int) -> int:
+        return self._layouts[layer_id].record_bytes
+
+    def records(self, layer_id: int) -> Bytes:
+        """The records of a layer, uint8 [E, record_bytes]. Not to be written."""
+        return self._records[layer_id]
+
+
+class SlotPool:
+    """`slots` records per layer in the device's memory, zero until filled."""
+
+    def __init__(self, memory: SlotMemory, layers: Sequence[LayerExperts], slots: int) -> None:
+        _check_numbering(layers)
+        self.slots = slots
+        self._layouts = tuple(RecordLayout.of(layer) for layer in layers)
+        self._records = tuple(
+            _allocate_records(memory, layout, slots, "the slot pool") for layout in self._layouts
+        )
+
+    def bank(self, layer_id: int) -> ExpertBank:
+        """The slots of a layer, as a bank: slot s is its expert s."""
+        return self._layouts[layer_id].bank(self._records[layer_id])
+
+    def record_bytes(self, layer_id: int) -> int:
+        return self._layouts[layer_id].record_bytes
+
+    def fill(self, layer_id: int, slot: int, record: Bytes) -> None:
+        """Copy a record, uint8 [record_bytes], into a slot."""
+        self._records[layer_id][slot] = record
+
+    def clear(self, layer_id: int, slot: int) -> None:
+        """Make a slot zero again, as one that was never filled."""
+        self._records[layer_id][slot] = 0
+
+    def record(self, layer_id: int, slot: int) -> Bytes:
+        """The bytes of a slot, uint8 [record_bytes]. Not to be written."""
+        return self._records[layer_id][slot]
+
+    def pack(self, layer: LayerExperts) -> None:
+        """Fill slot e with expert e, straight from the checkpoint. Needs slots >= E."""
+        layout = self._layouts[layer.layer_id]
+        for expert in range(layer.experts):
+            layout.pack(layer, expert, self._records[layer.layer_id][expert])
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _allocate_records(memory: SlotMemory, layout: RecordLayout, count: int, purpose: str) -> Bytes:
+    size_bytes = count * layout.record_bytes
+    try:
+        data = memory.allocate(size_bytes)
+    except MemoryError as error:
+        raise CapacityError(
+            f"no memory for {purpose}: {count} records of {layout.record_bytes} bytes for one "
+            f"layer; use fewer cache slots, or the strategy cpu, which copies no expert"
+        ) from error
+    records: Bytes = data.reshape(count, layout.record_bytes)
+    return records
+
+
+def _copy_field(
+    blocks: Bytes, fmt: WeightFormat, field: ByteRange, record: Bytes, plane: ByteRange
+) -> None:
+    """Gather one field of every block into a plane; items of a void type copy fastest."""
+    block_type = np.dtype(
+        {
+            "names": ["field"],
+            "formats": [f"V{field.bytes}"],
+            "offsets": [field.offset],
+            "itemsize": fmt.block_bytes,
+        }
+    )
+    target = record[plane.offset : plane.offset + plane.bytes]
+    if field.bytes == fmt.block_bytes:
+        target[...] = blocks
+    else:
+        target.view(f"V{field.bytes}")[...] = blocks.view(block_type)["field"]
+
+
+def _mapped_bank(layer: LayerExperts) -> ExpertBank:
+    gate, up, down = (_mapped_part(part) for part in layer.parts)
+    owners = tuple(data for part in layer.parts for data in part.experts)
+    return ExpertBank(gate, up, down, layer.activation, owners)
+
+
+def _mapped_part(part: ExpertTensor) -> ExpertPart:
+    fmt = part.format
+    starts = np.array([data.ctypes.data for data in part.experts], dtype=np.uint64)
+    row_bytes = fmt.row_bytes(part.cols)
+    return ExpertPart(
+        format=fmt,
+        rows=part.rows,
+        cols=part.cols,
+        codes=starts + np.uint64(fmt.codes.offset),
+        scales=starts + np.uint64(fmt.scales.offset),
+        code_row_stride_bytes=row_bytes,
+        code_block_stride_bytes=fmt.block_bytes,
+        scale_row_stride_bytes=row_bytes,
+        scale_block_stride_bytes=fmt.block_bytes,
+    )
+
+
+def _check_numbering(layers: Sequence[LayerExperts]) -> None:
+    found = [layer.layer_id for layer in layers]
+    if found != list(range(len(layers))):
+        raise ValueError(f"MoE layers are numbered {found}; expected 0, 1, ... without gaps")

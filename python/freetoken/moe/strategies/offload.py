@@ -1,0 +1,74 @@
+"""Every expert is computed on the GPU; what is not in a slot is fetched first."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from freetoken.moe.hybrid_decode import GpuExpertRunner
+from freetoken.moe.runtime import OffloadMoeRuntime
+from freetoken.moe.strategies.base import RunnerTable
+from freetoken.moe.waves import split_experts, split_tokens
+
+
+class OffloadStrategy:
+    """Decode goes in runs of tokens whose experts fit the slots together: one run, unless the
+    batch is large for the cache. A token's routes stay together, so the sum is fused's to the bit.
+    """
+
+    def __init__(self, runtime: OffloadMoeRuntime) -> None:
+        self._runtime = runtime
+        self._runners = RunnerTable()
+
+    def register(self, layer_id: int, runner: GpuExpertRunner) -> None:
+        self._runners.register(layer_id, runner)
+
+    def decode(
+        self, layer_id: int, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
+    ) -> Tensor:
+        cache, runner = self._runtime.cache, self._runners[layer_id]
+        parts = []
+        for run in split_tokens(topk_ids.cpu().numpy(), cache.slots):
+            slots = topk_ids[run]
+            cache.ensure_experts(layer_id, slots)
+            cache.record_into(self._runtime.decode_counter, layer_id, steps=int(run.start == 0))
+            cache.copy_missing()
+            weights = topk_weights[run].masked_fill(slots < 0, 0.0)
+            parts.append(runner(hidden_states[run], weights, slots.clamp_min(0)))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def prefill(
+        self, layer_id: int, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
+    ) -> Tensor:
+        runner = self._runners[layer_id]
+        return prefill_in_waves(
+            self._runtime, layer_id, hidden_states, topk_weights, topk_ids, runner
+        )
+
+
+def prefill_in_waves(
+    runtime: OffloadMoeRuntime,
+    layer_id: int,
+    hidden_states: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    runner: GpuExpertRunner,
+) -> Tensor:
+    """All tokens at once, over as many active experts at a time as there are slots.
+
+    Long batches ask for nearly every expert; this way each is fetched at most once. Eager only:
+    the number of waves depends on the ids.
+    """
+    cache = runtime.cache
+    ids = topk_ids.cpu().numpy()
+    out = torch.zeros_like(hidden_states)
+    waves = split_experts(ids, cache.slots, cache.resident(layer_id))
+    for index, routes in enumerate(waves):
+        outside = torch.from_numpy(~routes).to(topk_ids.device)
+        slots = topk_ids.masked_fill(outside, -1)
+        cache.ensure_experts(layer_id, slots)
+        cache.record_into(runtime.prefill_counter, layer_id, steps=int(index == 0))
+        cache.copy_missing()
+        weights = topk_weights.masked_fill(outside, 0.0)
+        out += runner(hidden_states, weights, slots.clamp_min(0))
+    return out
