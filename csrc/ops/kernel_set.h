@@ -8,35 +8,60 @@
 namespace ft {
 
 // Activations of T tokens, prepared once and read by every weight row. int8: blocks of 32 with
-// x ~ q * d; `sum` is d times the sum of the block's q (what formats with a minimum need).
+// x ~ q * d; `sum` is the sum of the block's q (what formats with an offset or a minimum need).
 struct Activations {
-  std::int64_t tokens, cols;
-  const float* f32;          // [T, cols]
+  std::int64_t cols;
+  const float* f32;          // [T, cols], or null if only int8 is read
   const std::int8_t* q;      // [T, cols] or null
   const float* d;            // [T, cols/32] or null
-  const float* sum;          // [T, cols/32] or null
+  const std::int32_t* sum;   // [T, cols/32] or null
+
+  const float* f32_row(std::int64_t token) const { return f32 + token * cols; }
+};
+
+// Some of those tokens: `list` names them; without a list they are `first`, `first + 1`, ...
+struct TokenRange {
+  const std::int32_t* list;
+  std::int64_t first, count;
+
+  std::int64_t row(std::int64_t j) const { return list != nullptr ? list[j] : first + j; }
 };
 
 struct FormatKernels {
   bool int8_activations;
-  // y[(t - t0) * y_stride + (r - r0)] = w[r] . x[t] for rows [r0, r1), tokens [t0, t1). The order
-  // of additions of one (r, t) depends on cols alone.
-  void (*dot)(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, const Activations& x, std::int64_t t0,
-              std::int64_t t1, float* y, std::int64_t y_stride);
+  // y[j * y_stride + (r - r0)] = w[r] . x[tokens.row(j)] for rows [r0, r1), j < tokens.count. The
+  // order of additions of one (row, token) depends on cols alone.
+  void (*dot)(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, const Activations& x,
+              const TokenRange& tokens, float* y, std::int64_t y_stride);
   void (*dequantize_row)(const PackedMatrix& w, std::int64_t row, float* y);
+};
+
+// Consecutive rows of one kv head inside a page of the cache: row p begins at first + p * stride.
+struct CachedRows {
+  const float* first;
+  std::int64_t stride, count, dim;
 };
 
 struct KernelSet {
   const char* isa;   // "scalar", "avx2"
   FormatKernels formats[kFormatCount];
   // One token's cols (multiple of 32) to int8 blocks: d = max|x| / 127, q = round(x / d).
-  void (*quantize_row)(const float* x, std::int64_t cols, std::int8_t* q, float* d, float* sum);
+  void (*quantize_row)(const float* x, std::int64_t cols, std::int8_t* q, float* d, std::int32_t* sum);
   void (*silu_mul)(const float* gate, const float* up, float* y, std::int64_t n);
   void (*rms_norm_row)(const float* x, const float* weight, float eps, float* y, std::int64_t n);
   void (*add)(const float* x, float* y, std::int64_t n);   // y += x
   void (*axpy)(float a, const float* x, float* y, std::int64_t n);   // y += a * x
   float (*dot_f32)(const float* a, const float* b, std::int64_t n);
   float (*exp_sum)(float* x, float max, std::int64_t n);   // x = exp(x - max), returns the sum
+  float (*max_f32)(const float* x, std::int64_t n);   // -inf for n = 0; NaN entries are passed over
+  // scores[g * score_stride + p] = scale * q[g] . keys[p], q [group, dim]
+  void (*attention_scores)(const float* q, std::int64_t group, const CachedRows& keys, float scale,
+                           float* scores, std::int64_t score_stride);
+  // out[g] += sum over p of weights[g * weight_stride + p] * values[p], out [group, dim]
+  void (*attention_values)(const float* weights, std::int64_t weight_stride, std::int64_t group,
+                           const CachedRows& values, float* out);
+
+  const FormatKernels& format(Format f) const { return formats[static_cast<int>(f)]; }
 };
 
 const KernelSet& scalar_kernels();
