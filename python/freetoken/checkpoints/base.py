@@ -30,8 +30,9 @@ class TensorEntry:
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """The whole tensor as float32, in `shape`. For small tensors and tests."""
-        rows = self.data.reshape(*self.shape[:-1], self.format.row_bytes(self.shape[-1]))
-        return self.format.dequantize(rows)
+        cols = self.shape[-1] if self.shape else 1
+        rows = self.data.reshape(*self.shape[:-1], self.format.row_bytes(cols))
+        return self.format.dequantize(rows).reshape(self.shape)
 
 
 class Checkpoint(Protocol):
@@ -43,12 +44,18 @@ class Checkpoint(Protocol):
 
     @property
     def path(self) -> Path:
-        """The file or directory that was opened; errors name it."""
+        """What was opened; errors name it. GGUF: the file that was given. safetensors: the
+        directory, also if one of its files was given; the tokenizer's files are there."""
         ...
 
     @property
     def metadata(self) -> Mapping[str, Any]:
         """GGUF: the key-value pairs. Hugging Face: the content of config.json."""
+        ...
+
+    @property
+    def generation_config(self) -> Mapping[str, Any]:
+        """Hugging Face: the content of generation_config.json. Empty if there is none."""
         ...
 
     def names(self) -> Iterable[str]:
