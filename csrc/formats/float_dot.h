@@ -1,0 +1,83 @@
+// Dot products with rows of plain floats, activations in float32. A format supplies
+//   kBytes                        bytes of one number
+//   F32 load(p), load_partial(p, n)
+//   float to_f32(p)
+// One (row, token) pair is one vector accumulator over the columns in order, whatever the blocking,
+// so its sum does not depend on what else is computed beside it.
+#pragma once
+
+#include "ops/kernel_set.h"
+#include "simd/simd.h"
+
+namespace ft::FT_ISA_NAMESPACE {
+
+template <class W, int kRows, int kTokens>
+void float_dot_block(const PackedMatrix& w, std::int64_t row, const float* const (&x)[kTokens], float* y,
+                     std::int64_t y_stride) {
+  constexpr std::int64_t kPrefetchBytes = 2048;
+  const std::uint8_t* rows[kRows];
+  F32 sum[kRows][kTokens];
+  for (int r = 0; r < kRows; ++r) {
+    rows[r] = w.codes + (row + r) * w.code_row_stride;
+    for (int t = 0; t < kTokens; ++t) sum[r][t] = F32::zero();
+  }
+  const std::int64_t whole = w.cols / F32::kWidth * F32::kWidth;
+  for (std::int64_t c = 0; c < whole; c += F32::kWidth) {
+    F32 xs[kTokens];
+    for (int t = 0; t < kTokens; ++t) xs[t] = F32::load(x[t] + c);
+    for (int r = 0; r < kRows; ++r) {
+      const std::uint8_t* p = rows[r] + c * W::kBytes;
+      if (kTokens == 1) prefetch(p + kPrefetchBytes);
+      const F32 wr = W::load(p);
+      for (int t = 0; t < kTokens; ++t) sum[r][t] = fma(wr, xs[t], sum[r][t]);
+    }
+  }
+  if (const int rest = static_cast<int>(w.cols - whole); rest != 0) {
+    for (int t = 0; t < kTokens; ++t) {
+      const F32 xt = F32::load_partial(x[t] + whole, rest);
+      for (int r = 0; r < kRows; ++r) {
+        sum[r][t] = fma(W::load_partial(rows[r] + whole * W::kBytes, rest), xt, sum[r][t]);
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int t = 0; t < kTokens; ++t) y[t * y_stride + r] = hsum(sum[r][t]);
+  }
+}
+
+template <class W, int kRows, int kTokens>
+void float_dot_rows(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, const float* const (&x)[kTokens],
+                    float* y, std::int64_t y_stride) {
+  std::int64_t r = r0;
+  for (; r + kRows <= r1; r += kRows) float_dot_block<W, kRows>(w, r, x, y + (r - r0), y_stride);
+  for (; r < r1; ++r) float_dot_block<W, 1>(w, r, x, y + (r - r0), y_stride);
+}
+
+template <class W>
+void float_dot(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, const Activations& x,
+               const TokenRange& tokens, float* y, std::int64_t y_stride) {
+  // 8 accumulators either way; a single token takes 4 rows of memory streams.
+  std::int64_t j = 0;
+  for (; j + 4 <= tokens.count; j += 4) {
+    const float* const xs[4] = {x.f32_row(tokens.row(j)), x.f32_row(tokens.row(j + 1)),
+                                x.f32_row(tokens.row(j + 2)), x.f32_row(tokens.row(j + 3))};
+    float_dot_rows<W, 2>(w, r0, r1, xs, y + j * y_stride, y_stride);
+  }
+  for (; j < tokens.count; ++j) {
+    const float* const xs[1] = {x.f32_row(tokens.row(j))};
+    float_dot_rows<W, 4>(w, r0, r1, xs, y + j * y_stride, y_stride);
+  }
+}
+
+template <class W>
+void float_dequantize_row(const PackedMatrix& w, std::int64_t row, float* y) {
+  const std::uint8_t* p = w.codes + row * w.code_row_stride;
+  for (std::int64_t c = 0; c < w.cols; ++c) y[c] = W::to_f32(p + c * W::kBytes);
+}
+
+template <class W>
+constexpr FormatKernels float_kernels() {
+  return {.int8_activations = false, .dot = float_dot<W>, .dequantize_row = float_dequantize_row<W>};
+}
+
+}  // namespace ft::FT_ISA_NAMESPACE

@@ -1,0 +1,25 @@
+// Blocks of 32: float16 d, then 32 int8. value = q * d.
+#pragma once
+
+#include "formats/quantized_dot.h"
+
+namespace ft::FT_ISA_NAMESPACE {
+
+struct Q8_0 {
+  using Product = SignedWide;
+  static constexpr int kScales = 1;
+
+  static Bytes32 codes(const std::uint8_t* p) { return Bytes32::load(p); }
+  static void scales(const std::uint8_t* p, std::int64_t stride, F32 (&s)[kScales]) {
+    s[0] = F32::gather_f16(p, stride);
+  }
+  static F32 add_block(F32 sum, const F32 (&s)[kScales], I32 dot, float x_scale, std::int32_t) {
+    return sum + (s[0] * F32::broadcast(x_scale)) * to_f32(dot);
+  }
+  static void dequantize(const std::uint8_t* codes, const std::uint8_t* scales, float* y) {
+    const float d = f16_to_f32(load_u16(scales));
+    for (int i = 0; i < 32; ++i) y[i] = static_cast<float>(static_cast<std::int8_t>(codes[i])) * d;
+  }
+};
+
+}  // namespace ft::FT_ISA_NAMESPACE

@@ -1,0 +1,43 @@
+#include "ops/kernel_set.h"
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "core/cpu_features.h"
+
+namespace ft {
+
+namespace {
+
+struct NamedKernels {
+  const char* isa;
+  const KernelSet& (*kernels)();
+};
+
+// As host_isas names them.
+constexpr NamedKernels kSets[] = {
+    {"scalar", scalar_kernels},
+#if defined(__x86_64__)
+    {"avx2", avx2_kernels},
+#endif
+};
+
+}  // namespace
+
+const KernelSet& select_kernels(const char* isa_or_null) {
+  const std::vector<std::string> available = host_isas();
+  const std::string wanted = isa_or_null != nullptr ? isa_or_null : available.back();
+  std::string names;
+  for (const std::string& isa : available) {
+    names += (names.empty() ? "" : ", ") + isa;
+    if (isa != wanted) continue;
+    for (const NamedKernels& set : kSets) {
+      if (isa == set.isa) return set.kernels();
+    }
+  }
+  throw std::invalid_argument("no kernels for the instruction set '" + wanted + "' on this host; it has: " +
+                              names + ". Name one of these, or none to take the best.");
+}
+
+}  // namespace ft
