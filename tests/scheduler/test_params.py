@@ -1,0 +1,56 @@
+"""Sampling parameters are checked when made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from freetoken.errors import RequestError
+from freetoken.scheduler import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("temperature", -0.1, "a number >= 0"),
+        ("temperature", math.nan, "a number >= 0"),
+        ("temperature", math.inf, "a number >= 0"),
+        ("temperature", "1", "a number >= 0"),
+        ("top_p", 0.0, "in (0, 1]"),
+        ("top_p", 1.01, "in (0, 1]"),
+        ("top_k", -1, "an integer >= 0"),
+        ("top_k", 1.5, "an integer >= 0"),
+        ("min_p", -0.01, "in [0, 1]"),
+        ("min_p", 1.5, "in [0, 1]"),
+        ("repetition_penalty", 0, "a number > 0"),
+        ("seed", -1, "[0, 2**64)"),
+        ("seed", 2**64, "[0, 2**64)"),
+        ("max_tokens", -1, "an integer >= 0"),
+        ("max_tokens", True, "an integer >= 0"),
+        ("ignore_eos", 1, "True or False"),
+        ("stop", ("",), "not empty"),
+        ("stop", (1,), "not empty"),
+    ],
+)
+def test_bad_values_name_parameter_value_and_range(name: str, value: Any, allowed: str) -> None:
+    with pytest.raises(RequestError) as error:
+        SamplingParams(**{name: value})
+    assert name in str(error.value) and allowed in str(error.value)
+
+
+def test_limits_are_allowed() -> None:
+    SamplingParams(temperature=0, top_p=1, top_k=0, min_p=1, seed=2**64 - 1, max_tokens=0)
+    SamplingParams(seed=None, max_tokens=None, repetition_penalty=0.5)
+
+
+def test_stop_takes_one_text_or_several() -> None:
+    assert SamplingParams(stop="x").stop_strings == ("x",)
+    assert SamplingParams(stop=["x", "yz"]).stop_strings == ("x", "yz")
+    assert SamplingParams().stop_strings == ()
+
+
+def test_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        SamplingParams().temperature = 2  # type: ignore[misc]
