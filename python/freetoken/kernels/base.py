@@ -82,7 +82,9 @@ class ExpertKernel(Protocol):
         """sum_k weights[t, k] * expert[ids[t, k]](hidden[t]) over ids >= 0: float32 [T, H].
 
         hidden_states float32 [T, H], topk_weights float32 [T, K], topk_ids int32 [T, K]. An id of
-        -1 is skipped, as is a weight of exactly zero. Terms are added in the order of k.
+        -1 is skipped, as is a weight of exactly zero. Terms are added in the order of k, each
+        rounded to float32 before it is added (no fused multiply-add): with two experts per token
+        a sum of two calls that share the routes then has the bits of one call's.
         """
         ...
 

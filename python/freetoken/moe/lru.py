@@ -130,7 +130,7 @@ class ExpertLru:
         """Distinct ids >= 0, ascending."""
         self._asked[wanted] = True
         self._asked[-1] = False
-        active = np.flatnonzero(self._asked)
+        active = self._asked.nonzero()[0]
         self._asked[active] = False
         return active
 

@@ -235,7 +235,8 @@ class SlotPool:
 
     def record(self, layer_id: int, slot: int) -> Bytes:
         """The bytes of a slot, uint8 [record_bytes]. Not to be written."""
-        return self._records[layer_id][slot]
+        record: Bytes = self._records[layer_id][slot]
+        return record
 
     def pack(self, layer: LayerExperts) -> None:
         """Fill slot e with expert e, straight from the checkpoint. Needs slots >= E."""

@@ -1,0 +1,155 @@
+"""Small experts, host memory and kernels for tests of the MoE runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from freetoken.formats.base import ByteRange, WeightFormat
+from freetoken.kernels.base import ExpertBank
+from freetoken.moe.store import ExpertTensor, LayerExperts
+from torch import Tensor
+
+from support.reference_ops import ReferenceOps, read_expert, silu
+
+
+@dataclass(frozen=True)
+class ToyQuantized(WeightFormat):
+    """Blocks of 8: int16 scale in units of 1/1024, then 8 int8 codes."""
+
+    def dequantize(self, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        blocks = rows.reshape(*rows.shape[:-1], -1, self.block_bytes)
+        scales = blocks[..., :2].copy().view(np.int16).astype(np.float32) / 1024
+        values = blocks[..., 2:].view(np.int8).astype(np.float32) * scales
+        return values.reshape(*rows.shape[:-1], -1)
+
+
+@dataclass(frozen=True)
+class ToyFloat(WeightFormat):
+    """Plain float32."""
+
+    def dequantize(self, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        return np.ascontiguousarray(rows).view(np.float32)
+
+
+TOY_Q8 = ToyQuantized("TOY_Q8", 8, 10, codes=ByteRange(2, 8), scales=ByteRange(0, 2))
+TOY_F32 = ToyFloat("TOY_F32", 1, 4, codes=ByteRange(0, 4), scales=ByteRange(4, 0))
+
+
+class HostMemory:
+    """The allocation side of a platform; `limit_bytes` makes it run out."""
+
+    def __init__(self, limit_bytes: int | None = None) -> None:
+        self.limit_bytes = limit_bytes
+        self.allocated_bytes = 0
+
+    def allocate(self, size_bytes: int, /) -> npt.NDArray[np.uint8]:
+        self.allocated_bytes += size_bytes
+        if self.limit_bytes is not None and self.allocated_bytes > self.limit_bytes:
+            raise MemoryError
+        memory = np.zeros(size_bytes + 256, np.uint8)
+        start = -memory.ctypes.data % 256
+        return memory[start : start + size_bytes]
+
+
+def random_tensor(
+    rng: np.random.Generator, name: str, fmt: WeightFormat, rows: int, cols: int, experts: int
+) -> ExpertTensor:
+    """Random weights of about 0.1 in every format that the tests use."""
+    blocks = rows * cols // fmt.block_elements
+    views = []
+    for _ in range(experts):
+        data = np.zeros((blocks, fmt.block_bytes), np.uint8)
+        if fmt.scales.bytes == 0:
+            values = rng.normal(0, 0.1, blocks).astype(np.float32)
+            data[:] = values.view(np.uint8).reshape(blocks, 4)
+        else:
+            data[:] = rng.integers(0, 256, data.shape, dtype=np.uint8)
+            scale_type = np.int16 if fmt is TOY_Q8 else np.float16
+            low, high = (1, 4) if fmt is TOY_Q8 else (0.0005, 0.002)
+            scales = rng.uniform(low, high, (blocks, fmt.scales.bytes // 2)).astype(scale_type)
+            start = fmt.scales.offset
+            data[:, start : start + fmt.scales.bytes] = scales.view(np.uint8)
+        views.append(data.reshape(-1))
+    return ExpertTensor(name, fmt, rows, cols, tuple(views))
+
+
+def random_layer(
+    layer_id: int,
+    experts: int,
+    *,
+    hidden: int = 16,
+    intermediate: int = 8,
+    formats: Sequence[WeightFormat] = (TOY_Q8, TOY_Q8, TOY_Q8),
+    seed: int = 0,
+) -> LayerExperts:
+    """One MoE layer with random experts; formats of gate, up and down."""
+    rng = np.random.default_rng([seed, layer_id])
+    gate, up, down = formats
+    return LayerExperts(
+        layer_id,
+        random_tensor(rng, "gate", gate, intermediate, hidden, experts),
+        random_tensor(rng, "up", up, intermediate, hidden, experts),
+        random_tensor(rng, "down", down, hidden, intermediate, experts),
+        "silu",
+    )
+
+
+def random_routes(
+    rng: np.random.Generator, tokens: int, experts: int, top_k: int
+) -> tuple[Tensor, Tensor]:
+    """Weights float32 [T, K] that sum to 1 and distinct ids int32 [T, K]."""
+    ids = np.stack([rng.permutation(experts)[:top_k] for _ in range(tokens)]).astype(np.int32)
+    weights = rng.dirichlet(np.ones(top_k), tokens).astype(np.float32)
+    return torch.from_numpy(weights), torch.from_numpy(ids)
+
+
+class OrderedKernel:
+    """The ExpertKernel contract to the letter: float32 terms, added one by one in order of k."""
+
+    def __init__(self, bank: ExpertBank) -> None:
+        self.bank = bank
+
+    def __call__(self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+        out = torch.zeros_like(hidden_states)
+        for token in range(len(hidden_states)):
+            for weight, expert in zip(
+                topk_weights[token], topk_ids[token].tolist(), strict=True
+            ):
+                if expert >= 0 and weight != 0:
+                    out[token] += weight * self._expert(expert, hidden_states[token])
+        return out
+
+    def submit(
+        self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
+    ) -> DeferredExperts:
+        return DeferredExperts(self, (hidden_states, topk_weights, topk_ids))
+
+    def _expert(self, expert: int, x: Tensor) -> Tensor:
+        gate, up, down = (
+            read_expert(part, expert).double()
+            for part in (self.bank.gate, self.bank.up, self.bank.down)
+        )
+        wide = x.double()
+        return (down @ (silu(gate @ wide) * (up @ wide))).float()
+
+
+class DeferredExperts:
+    """Work that is done when waited for: inputs that change meanwhile would show."""
+
+    def __init__(self, kernel: OrderedKernel, inputs: tuple[Tensor, Tensor, Tensor]) -> None:
+        self._kernel = kernel
+        self._inputs = inputs
+
+    def wait(self) -> Tensor:
+        return self._kernel(*self._inputs)
+
+
+class OrderedOps(ReferenceOps):
+    """Reference operators with OrderedKernel as expert kernel."""
+
+    def expert_kernel(self, bank: ExpertBank) -> OrderedKernel:  # type: ignore[override]
+        return OrderedKernel(bank)
