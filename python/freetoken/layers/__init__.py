@@ -1,0 +1,1 @@
+"""The modules that a decoder is put together from."""

@@ -1,0 +1,80 @@
+"""Grouped-query attention over the paged key-value cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from freetoken.kernels.base import Ops
+from freetoken.layers.linear import Linear
+
+if TYPE_CHECKING:
+    from freetoken.models.batch import ForwardBatch
+    from freetoken.models.spec import AttentionSpec
+
+
+@dataclass(frozen=True)
+class QkNorm:
+    """RMS norms over each head of the queries and the keys, weights float32 [D]."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+
+
+class PagedAttention:
+    """Project, normalise, rotate, store the new keys and values, attend, project back."""
+
+    def __init__(
+        self,
+        ops: Ops,
+        spec: AttentionSpec,
+        *,
+        query: Linear,
+        key: Linear,
+        value: Linear,
+        output: Linear,
+        norm: QkNorm | None,
+        interleaved: bool,
+    ) -> None:
+        self._ops = ops
+        self._spec = spec
+        self._query = query
+        self._key = key
+        self._value = value
+        self._output = output
+        self._norm = norm
+        self._interleaved = interleaved
+
+    def forward(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        batch: ForwardBatch,
+        keys: Tensor,
+        values: Tensor,
+    ) -> Tensor:
+        """x [T, H] -> [T, H]. `rotation` is cos and sin [T, R/2]; `keys` and `values` are the
+        layer's caches [pages, page_tokens, Hk, D], written at `batch.kv_slots`."""
+        ops, spec = self._ops, self._spec
+        q = self._query(x).view(-1, spec.heads, spec.head_dim)
+        k = self._key(x).view(-1, spec.kv_heads, spec.head_dim)
+        v = self._value(x).view(-1, spec.kv_heads, spec.head_dim)
+        if self._norm is not None:
+            q = ops.rms_norm(q, self._norm.query, self._norm.eps)
+            k = ops.rms_norm(k, self._norm.key, self._norm.eps)
+        ops.rotary_(q, k, *rotation, interleaved=self._interleaved)
+        ops.write_kv(k, v, keys, values, batch.kv_slots)
+        attended = ops.paged_attention(
+            q,
+            keys,
+            values,
+            batch.block_table,
+            batch.sequence,
+            batch.positions,
+            scale=spec.scale,
+            window=spec.window,
+        )
+        return self._output(attended.view(-1, spec.heads * spec.head_dim))

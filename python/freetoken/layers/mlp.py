@@ -1,0 +1,23 @@
+"""The dense gated feed-forward layer."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from freetoken.kernels.base import Ops
+from freetoken.layers.linear import Linear
+from freetoken.moe.phase import Phase
+
+
+class GatedMlp:
+    """down(silu(gate(x)) * up(x)), [T, H] -> [T, H]."""
+
+    def __init__(self, ops: Ops, *, gate: Linear, up: Linear, down: Linear) -> None:
+        self._ops = ops
+        self._gate = gate
+        self._up = up
+        self._down = down
+
+    def forward(self, x: Tensor, phase: Phase, padded: Tensor | None = None) -> Tensor:
+        """Called as a MoE layer is; every step and row is computed alike."""
+        return self._down(self._ops.silu_mul(self._gate(x), self._up(x)))

@@ -1,0 +1,67 @@
+"""The decoder: one class for every family, put together from a DecoderSpec by the loader."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from freetoken.kernels.base import Matrix, Ops
+from freetoken.kvcache import KVCache
+from freetoken.layers.attention import PagedAttention
+from freetoken.layers.linear import Linear
+from freetoken.layers.mlp import GatedMlp
+from freetoken.layers.moe import OffloadMoELayer
+from freetoken.models.batch import ForwardBatch, Phase
+from freetoken.models.rotary import rotation
+from freetoken.models.spec import DecoderSpec
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """Norm weights float32 [H]; a dense layer or a MoE layer."""
+
+    attention_norm: Tensor
+    attention: PagedAttention
+    mlp_norm: Tensor
+    mlp: GatedMlp | OffloadMoELayer
+
+
+class Decoder:
+    """Token ids in, logits out. Holds weights alone; the key-value cache is the caller's."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        ops: Ops,
+        *,
+        embedding: Matrix,
+        layers: Sequence[DecoderLayer],
+        final_norm: Tensor,
+        lm_head: Linear,
+    ) -> None:
+        self.spec = spec
+        self._ops = ops
+        self._embedding = embedding
+        self._layers = tuple(layers)
+        self._final_norm = final_norm
+        self._lm_head = lm_head
+        self._frequencies = torch.tensor(spec.rotary.inverse_frequencies, dtype=torch.float32)
+
+    def forward(self, batch: ForwardBatch, kv: KVCache) -> Tensor:
+        """Logits float32 [R, vocab] of the tokens `batch.logit_rows`. Writes `kv`."""
+        ops, eps = self._ops, self.spec.norm_eps
+        padded = batch.sequence < 0 if batch.phase is Phase.DECODE else None
+        rotations = rotation(self.spec.rotary, self._frequencies, batch.positions)
+        residual = ops.embed(batch.token_ids, self._embedding)
+        x = torch.zeros_like(residual)
+        for layer, keys, values in zip(self._layers, kv.keys, kv.values, strict=True):
+            x = ops.add_rms_norm(x, residual, layer.attention_norm, eps)
+            x = layer.attention.forward(x, rotations, batch, keys, values)
+            x = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
+            x = layer.mlp.forward(x, batch.phase, padded)
+        rows = batch.logit_rows
+        x = ops.add_rms_norm(x[rows], residual[rows], self._final_norm, eps)
+        return self._lm_head(x)

@@ -1,0 +1,48 @@
+"""The architectures that can be loaded, by the name that a checkpoint gives them."""
+
+from __future__ import annotations
+
+from freetoken.checkpoints.base import Checkpoint
+from freetoken.errors import CheckpointError
+from freetoken.models.families.common import Family
+from freetoken.models.families.llama import LLAMA, MISTRAL
+from freetoken.models.families.mixtral import MIXTRAL
+from freetoken.models.families.qwen3 import QWEN3
+from freetoken.models.families.qwen3_moe import QWEN3_MOE
+
+HF_FAMILIES = {
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "mixtral": MIXTRAL,
+    "qwen3": QWEN3,
+    "qwen3_moe": QWEN3_MOE,
+}
+GGUF_FAMILIES = {"llama": LLAMA, "qwen3": QWEN3, "qwen3moe": QWEN3_MOE}
+
+
+def family_of(checkpoint: Checkpoint) -> Family:
+    """The family of a checkpoint. Raises CheckpointError for an architecture that is not known."""
+    if checkpoint.kind == "gguf":
+        key, families = "general.architecture", GGUF_FAMILIES
+    else:
+        key, families = "model_type", HF_FAMILIES
+    name = checkpoint.metadata.get(key)
+    if not isinstance(name, str) or name not in families:
+        raise CheckpointError(
+            "unknown model architecture",
+            file=checkpoint.path,
+            found=f"{key} = {name!r}" if key in checkpoint.metadata else f"no {key!r}",
+            expected=f"{key} = one of {', '.join(families)}",
+            hint="use a checkpoint of a supported architecture; "
+            "adapters, encoders and vision models cannot be loaded",
+        )
+    if (
+        checkpoint.kind == "gguf"
+        and name == "llama"
+        and checkpoint.metadata.get("llama.expert_count")
+    ):
+        return MIXTRAL
+    return families[name]
+
+
+__all__ = ["GGUF_FAMILIES", "HF_FAMILIES", "Family", "family_of"]

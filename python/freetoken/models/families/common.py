@@ -1,0 +1,216 @@
+"""What the families share: attention, rotary and context keys of both kinds of checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from freetoken.checkpoints.base import Checkpoint
+from freetoken.errors import CheckpointError
+from freetoken.models.fields import Fields
+from freetoken.models.names import GGUF_NAMES, TensorNames, bias_of
+from freetoken.models.rotary import gguf_rotary, hf_rotary
+from freetoken.models.spec import AttentionSpec, DecoderSpec, DenseMlpSpec, MoeSpec
+
+MAX_LAYERS = 4096
+MAX_EXPERTS = 65536
+Mlps = tuple[DenseMlpSpec | MoeSpec, ...]
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to read the checkpoints of one architecture.
+
+    `hf_spec` reads config.json, `gguf_spec` the GGUF keys; the names are those of each kind.
+    """
+
+    hf_spec: Callable[[Fields], DecoderSpec]
+    gguf_spec: Callable[[Checkpoint, Fields], DecoderSpec]
+    hf_names: TensorNames
+    gguf_names: TensorNames
+
+
+def hf_decoder(
+    config: Fields,
+    *,
+    family: str,
+    norm_eps: float,
+    theta: float,
+    mlps: Mlps,
+    head_dim: int | None = None,
+    window: int | None = None,
+    qk_norm: bool = False,
+    bias: bool = False,
+) -> DecoderSpec:
+    """A spec from config.json. `norm_eps`, `theta` and `head_dim` are the family's defaults where
+    the config is silent (head_dim None: hidden / heads)."""
+    config.require("hidden_act", ("silu", "swish"), "only the SiLU activation is supported")
+    if config.has("quantization_config"):
+        raise config.error(
+            "quantization_config",
+            expected="an unquantised checkpoint",
+            hint="use the original BF16 checkpoint, or a GGUF file in Q8_0, Q4_0 or Q4_1",
+        )
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    if config.has("head_dim") or head_dim is not None:
+        head_dim = config.integer("head_dim", head_dim)
+    else:
+        head_dim = _derived_head_dim(config, "hidden_size", hidden, heads)
+    context = config.integer("max_position_embeddings", 2048)
+    return DecoderSpec(
+        family=family,
+        hidden=hidden,
+        vocab=config.integer("vocab_size"),
+        context_tokens=context,
+        norm_eps=config.number("rms_norm_eps", norm_eps),
+        tied_embeddings=config.flag("tie_word_embeddings", False),
+        attention=AttentionSpec(
+            heads=heads,
+            kv_heads=_kv_heads(config, "num_key_value_heads", heads),
+            head_dim=_even(config, "head_dim", head_dim),
+            scale=head_dim**-0.5,
+            window=window,
+            qk_norm=qk_norm,
+            qkv_bias=bias,
+            output_bias=bias,
+        ),
+        rotary=hf_rotary(config, head_dim, context_tokens=context, default_theta=theta),
+        mlps=mlps,
+    )
+
+
+def gguf_decoder(
+    checkpoint: Checkpoint,
+    keys: Fields,
+    *,
+    family: str,
+    mlps: Mlps,
+    interleaved: bool,
+    qk_norm: bool = False,
+) -> DecoderSpec:
+    """A spec from GGUF keys. Biases and a head of its own are there if the file has them: the
+    format has no key for either. The vocabulary is as large as the embedding."""
+    for key in ("logit_scale", "embedding_scale", "residual_scale"):
+        keys.require(key, (0, 1), "scaled embeddings, residuals or logits are not supported")
+    hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
+    if keys.has("attention.key_length"):
+        head_dim = keys.integer("attention.key_length")
+    else:
+        head_dim = _derived_head_dim(keys, "embedding_length", hidden, heads)
+    if keys.integer("attention.value_length", head_dim) != head_dim:
+        raise keys.error("attention.value_length", expected=f"{head_dim}, the key length")
+    context = keys.integer("context_length")
+    window = keys.integer("attention.sliding_window", 0, minimum=0)
+    scale = keys.number("attention.scale", 0.0, positive=False)
+    query = GGUF_NAMES.query.format(layer=0)
+    output = GGUF_NAMES.output.format(layer=0)
+    return DecoderSpec(
+        family=family,
+        hidden=hidden,
+        vocab=_embedding_rows(checkpoint),
+        context_tokens=context,
+        norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+        tied_embeddings=GGUF_NAMES.lm_head not in checkpoint,
+        attention=AttentionSpec(
+            heads=heads,
+            kv_heads=_kv_heads(keys, "attention.head_count_kv", heads),
+            head_dim=_even(keys, "attention.key_length", head_dim),
+            scale=scale or head_dim**-0.5,
+            window=window or None,
+            qk_norm=qk_norm,
+            qkv_bias=bias_of(query) in checkpoint,
+            output_bias=bias_of(output) in checkpoint,
+        ),
+        rotary=gguf_rotary(
+            checkpoint, keys, head_dim, context_tokens=context, interleaved=interleaved
+        ),
+        mlps=mlps,
+    )
+
+
+def hf_layers(config: Fields) -> int:
+    return bounded(config, "num_hidden_layers", MAX_LAYERS)
+
+
+def gguf_layers(keys: Fields) -> int:
+    return bounded(keys, "block_count", MAX_LAYERS)
+
+
+def bounded(fields: Fields, key: str, maximum: int) -> int:
+    """An integer from 1 to `maximum`: what a sane file can say, so that a damaged one is refused
+    before anything of that size is built."""
+    value = fields.integer(key)
+    if value > maximum:
+        raise fields.error(key, expected=f"an integer from 1 to {maximum}")
+    return value
+
+
+def moe_spec(
+    fields: Fields, *, experts: str, top_k: str, intermediate: str, renormalize: bool
+) -> MoeSpec:
+    """A MoE layer from the keys that hold its sizes."""
+    count = bounded(fields, experts, MAX_EXPERTS)
+    return MoeSpec(
+        experts=count,
+        top_k=bounded(fields, top_k, count),
+        intermediate=fields.integer(intermediate),
+        renormalize=renormalize,
+        activation="silu",
+    )
+
+
+def gguf_dense(checkpoint: Checkpoint, keys: Fields) -> DenseMlpSpec:
+    bias = bias_of(GGUF_NAMES.gate.format(layer=0)) in checkpoint
+    return DenseMlpSpec(keys.integer("feed_forward_length"), "silu", bias)
+
+
+def check_gguf_router(keys: Fields) -> None:
+    """Refuse routers and experts that the softmax router does not describe."""
+    keys.require("expert_gating_func", (0, 1), "only softmax routers are supported")
+    keys.require("expert_weights_scale", (0, 1), "scaled expert weights are not supported")
+    keys.require("expert_shared_count", (0,), "shared experts are not supported here")
+    keys.require("expert_group_count", (0, 1), "grouped routing is not supported")
+
+
+def one_window(config: Fields, windows: list[int | None]) -> int | None:
+    """The window that all layers share. A mixture is refused."""
+    if len(set(windows)) > 1:
+        raise config.error(
+            "layer_types" if config.has("layer_types") else "max_window_layers",
+            expected="the same attention in all layers",
+            hint="models that mix full and sliding-window attention are not supported yet",
+        )
+    return windows[0]
+
+
+def _derived_head_dim(fields: Fields, key: str, hidden: int, heads: int) -> int:
+    if hidden % heads:
+        raise fields.error(key, expected=f"a multiple of the {heads} heads, or a head size")
+    return hidden // heads
+
+
+def _even(fields: Fields, key: str, head_dim: int) -> int:
+    if head_dim % 2:
+        raise fields.error(key, expected=f"an even head size, not {head_dim}")
+    return head_dim
+
+
+def _kv_heads(fields: Fields, key: str, heads: int) -> int:
+    kv_heads = fields.integer(key, heads)
+    if heads % kv_heads:
+        raise fields.error(key, expected=f"a divisor of the {heads} attention heads")
+    return kv_heads
+
+
+def _embedding_rows(checkpoint: Checkpoint) -> int:
+    entry = checkpoint.tensor(GGUF_NAMES.embedding)
+    if len(entry.shape) != 2:
+        raise CheckpointError(
+            "wrong shape",
+            file=entry.file,
+            tensor=entry.name,
+            found=list(entry.shape),
+            expected="[vocabulary, hidden size]",
+            hint="the file is damaged; fetch or convert it again",
+        )
+    return entry.shape[0]

@@ -1,0 +1,63 @@
+"""Llama, and Mistral, which is Llama with a sliding window. In GGUF both are `llama`."""
+
+from __future__ import annotations
+
+from freetoken.checkpoints.base import Checkpoint
+from freetoken.models.families.common import (
+    Family,
+    gguf_decoder,
+    gguf_dense,
+    gguf_layers,
+    hf_decoder,
+    hf_layers,
+    one_window,
+)
+from freetoken.models.fields import Fields
+from freetoken.models.names import GGUF_NAMES, HF_NAMES
+from freetoken.models.spec import DecoderSpec, DenseMlpSpec
+
+MISTRAL_WINDOW = 4096  # what transformers assumes where a Mistral config is silent
+
+
+def _hf_spec(config: Fields) -> DecoderSpec:
+    mlp = DenseMlpSpec(
+        config.integer("intermediate_size"), "silu", bias=config.flag("mlp_bias", False)
+    )
+    return hf_decoder(
+        config,
+        family="llama",
+        norm_eps=1e-6,
+        theta=10000.0,
+        mlps=(mlp,) * hf_layers(config),
+        bias=config.flag("attention_bias", False),
+    )
+
+
+def _mistral_spec(config: Fields) -> DecoderSpec:
+    said = "sliding_window" in config.values
+    window = config.optional_integer("sliding_window") if said else MISTRAL_WINDOW
+    kinds = config.array("layer_types") if config.has("layer_types") else ["sliding_attention"]
+    windows = [window if kind == "sliding_attention" else None for kind in kinds]
+    return hf_decoder(
+        config,
+        family="llama",
+        norm_eps=1e-6,
+        theta=10000.0,
+        mlps=(DenseMlpSpec(config.integer("intermediate_size"), "silu", bias=False),)
+        * hf_layers(config),
+        window=one_window(config, windows),
+    )
+
+
+def _gguf_spec(checkpoint: Checkpoint, keys: Fields) -> DecoderSpec:
+    return gguf_decoder(
+        checkpoint,
+        keys,
+        family="llama",
+        mlps=(gguf_dense(checkpoint, keys),) * gguf_layers(keys),
+        interleaved=True,
+    )
+
+
+LLAMA = Family(_hf_spec, _gguf_spec, HF_NAMES, GGUF_NAMES)
+MISTRAL = Family(_mistral_spec, _gguf_spec, HF_NAMES, GGUF_NAMES)

@@ -1,0 +1,19 @@
+"""The implementations of Ops that model tests run on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.reference_ops import ReferenceOps
+
+OPS = ("reference", "cpu")
+
+
+def make_ops(name: str) -> Any:
+    """ "reference" multiplies quantised weights exactly; "reference-int8" and "cpu" round the
+    activations to int8 blocks first."""
+    if name == "cpu":
+        from freetoken.kernels.cpu import CpuOps
+
+        return CpuOps(threads=2)
+    return ReferenceOps(int8_activations=name == "reference-int8")
