@@ -181,7 +181,8 @@ def _host_bytes(strategy: StrategyName | None, slots: int | None, facts: Checkpo
     """Host memory that weights take beyond the mapped checkpoint; slots lie there too."""
     if strategy is None or strategy == "cpu" or slots is None:
         return 0
-    return facts.expert_bytes + facts.expert_bytes * slots // facts.experts
+    pool_bytes = facts.expert_bytes * slots // facts.experts
+    return pool_bytes if strategy == "fused" else pool_bytes + facts.expert_bytes
 
 
 def _kv_pages(facts: CheckpointFacts, left_bytes: int) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from freetoken.errors import CapacityError
-from freetoken.kvcache import PageAllocator, pages_for
 from hypothesis import given
 from hypothesis import strategies as st
+
+from freetoken.errors import CapacityError
+from freetoken.kvcache import PageAllocator, pages_for
 
 
 def test_pages_for_rounds_up() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from freetoken.errors import CapacityError
 from freetoken.kvcache import KVCache, page_bytes
 

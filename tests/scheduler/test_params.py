@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import pytest
+
 from freetoken.errors import RequestError
 from freetoken.scheduler import SamplingParams
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from freetoken.errors import CapacityError
 from freetoken.kvcache import PageAllocator
 from freetoken.scheduler import Request, RequestState, SamplingParams, Scheduler, StepPlan
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 PAGE_TOKENS = 4
 

@@ -50,7 +50,9 @@ class Detokenizer(Protocol):
     @property
     def eos_ids(self) -> frozenset[int]: ...
 
-    def stream(self) -> IncrementalDecoder: ...
+    def stream(
+        self, *, skip_special: bool = True, continuation: bool = False
+    ) -> IncrementalDecoder: ...
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class Engine:
             self._next_id, token_ids, params, seed, self._token_limit(token_ids, wanted)
         )
         generation = Generation(
-            request, TextAssembler(self._detokenizer.stream(), params.stop_strings)
+            request, TextAssembler(self._detokenizer.stream(continuation=True), params.stop_strings)
         )
         if request.limit == 0:
             request.state, request.finish_reason = RequestState.FINISHED, "length"

@@ -1,0 +1,229 @@
+"""The Python interface: load a model once, generate text with it."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+from torch import Tensor
+
+from freetoken.config import EngineConfig
+from freetoken.engine.engine import Engine, Generation
+from freetoken.engine.interrupts import deferred_interrupts
+from freetoken.engine.loading import load_model
+from freetoken.engine.output import Completion
+from freetoken.errors import FreeTokenError, RequestError
+from freetoken.models.batch import Phase
+from freetoken.scheduler import SamplingParams
+from freetoken.telemetry import ExpertCounts, Stats, StepTimer
+from freetoken.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A loaded model.
+
+        with LLM("path/to/model.gguf") as llm:
+            print(llm.generate("Once upon a time", SamplingParams(max_tokens=40))[0].text)
+
+    model: a Hugging Face directory, a hub id, or a GGUF file. strategy: "auto", "fused", "offload",
+    "cpu" or "hybrid". device: "auto", "cpu" or "cuda". cache_slots: experts per layer that the
+    cache holds (offload, hybrid). max_fetch: experts fetched per layer and step at most (hybrid);
+    None: no limit. threads: CPU threads; None: one per physical core.
+
+    For use by one thread at a time. Raises ConfigError for options that cannot be used,
+    CheckpointError for a checkpoint that cannot, CapacityError if it does not fit.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        strategy: str = "auto",
+        device: str = "auto",
+        cache_slots: int | None = None,
+        max_fetch: int | None = None,
+        threads: int | None = None,
+    ) -> None:
+        started = time.perf_counter()
+        config = EngineConfig(strategy, device, cache_slots, max_fetch, threads)
+        self._model = load_model(model, config)
+        self._closed = False
+        self._load_s = time.perf_counter() - started
+        for note in self._model.config.notes:
+            warnings.warn(note, stacklevel=2)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._model.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Completion]:
+        """Complete prompts, all together; results in the order of the prompts.
+
+        prompts: a text, a list of token ids, or a sequence of these. params: one for all, or one
+        per prompt. Raises RequestError, before anything runs, for a prompt that cannot be served.
+        Ctrl-C and errors drop the requests; the model stays usable.
+        """
+        engine = self._open_engine()
+        batch = _as_batch(prompts)
+        each = _params_per_prompt(params, len(batch))
+        ids = [self._encode(prompt) for prompt in batch]
+        for tokens, one in zip(ids, each, strict=True):
+            engine.check_prompt(tokens, new_tokens=0 if one.max_tokens == 0 else 1)
+        generations: list[Generation] = []
+        try:
+            with deferred_interrupts():
+                for tokens, one in zip(ids, each, strict=True):
+                    generations.append(engine.submit(tokens, one))
+            while any(generation.request.is_live for generation in generations):
+                engine.step()
+            return [generation.completion() for generation in generations]
+        finally:
+            _cancel(engine, generations)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+        """Pieces of the completion's text as they come; joined, they are what `generate` returns.
+
+        Closing the iterator, or dropping it, cancels the request. Several may be read in turn, and
+        then run together. Raises RequestError at once for a prompt that cannot be served.
+        """
+        engine = self._open_engine()
+        chosen = SamplingParams() if params is None else params
+        tokens = self._encode(prompt)
+        engine.check_prompt(tokens, new_tokens=0 if chosen.max_tokens == 0 else 1)
+        return _stream(engine, tokens, chosen)
+
+    def chat(self, messages: Messages, params: SamplingParams | None = None) -> Completion:
+        """The model's answer to a conversation: dicts with "role" and "content".
+
+        Raises RequestError if the model has no chat template, or its template refuses.
+        """
+        return self.generate([self.chat_tokens(messages)], params)[0]
+
+    def chat_tokens(self, messages: Messages) -> list[int]:
+        """A conversation as the model's chat template puts it, in token ids: for `stream`."""
+        text = self.tokenizer.apply_chat([dict(message) for message in messages])
+        return self.tokenizer.encode(text, add_special=False)
+
+    def logits(self, token_ids: Iterable[int]) -> Tensor:
+        """Logits after every token, float32 [T, vocab], computed in one prefill."""
+        return self._open_engine().score(_as_ids(token_ids), Phase.PREFILL)
+
+    def decode_logits(self, token_ids: Iterable[int]) -> Tensor:
+        """The same, one token at a time through the decode path."""
+        return self._open_engine().score(_as_ids(token_ids), Phase.DECODE)
+
+    def stats(self) -> Stats:
+        """Times and expert counts since loading or the last `reset_stats`, and the configuration."""
+        runtime = self._model.runtime
+        experts = ExpertCounts()
+        if runtime is not None:
+            total = runtime.stats().total
+            experts = ExpertCounts(
+                steps=total.steps,
+                active=total.active,
+                hits=total.hits,
+                misses=total.misses,
+                fetched=total.fetched,
+                cpu=total.cpu,
+            )
+        timing = self._model.engine.timer.timing(self._load_s)
+        return Stats(timing=timing, experts=experts, config=self._model.report)
+
+    def reset_stats(self) -> None:
+        """Start counting and timing again. What is cached stays cached."""
+        self._model.engine.timer = StepTimer()
+        if self._model.runtime is not None:
+            self._model.runtime.reset_stats()
+
+    def close(self) -> None:
+        """Drop requests, stop the workers and let go of the checkpoint. May be called again."""
+        if not self._closed:
+            self._closed = True
+            self._model.engine.drop_all()
+            self._model.resources.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open_engine(self) -> Engine:
+        if self._closed:
+            raise FreeTokenError("this LLM is closed; load the model again to use it")
+        return self._model.engine
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else _as_ids(prompt)
+
+
+def _stream(engine: Engine, tokens: list[int], params: SamplingParams) -> Iterator[str]:
+    generations: list[Generation] = []
+    try:
+        with deferred_interrupts():
+            generations.append(engine.submit(tokens, params))
+        generation = generations[0]
+        while generation.request.is_live:
+            engine.step()
+            if piece := generation.take_new_text():
+                yield piece
+        generation.completion()  # raises if the request was dropped
+        if piece := generation.take_new_text():
+            yield piece
+    finally:
+        _cancel(engine, generations)
+
+
+def _cancel(engine: Engine, generations: Sequence[Generation]) -> None:
+    with deferred_interrupts():
+        for generation in generations:
+            engine.cancel(generation)
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if items and not any(isinstance(item, str | Sequence) for item in items):
+        return [cast("list[int]", items)]
+    return cast("list[Prompt]", items)
+
+
+def _as_ids(token_ids: Iterable[int]) -> list[int]:
+    """Ids from any iterable of whole numbers, NumPy's and torch's among them."""
+    ids = []
+    for token in token_ids:
+        try:
+            ids.append(token.__index__())
+        except (AttributeError, TypeError) as error:
+            raise RequestError(
+                f"a prompt is a text or a list of token ids (whole numbers); found {token!r}"
+            ) from error
+    return ids
+
+
+def _params_per_prompt(
+    params: SamplingParams | Sequence[SamplingParams] | None, prompts: int
+) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * prompts
+    if len(params) != prompts:
+        raise RequestError(
+            f"{len(params)} SamplingParams for {prompts} prompts; give one, or one per prompt"
+        )
+    return list(params)

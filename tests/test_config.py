@@ -1,0 +1,149 @@
+"""Settling the configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freetoken.config import (
+    CheckpointFacts,
+    EngineConfig,
+    Hardware,
+    read_environment,
+    resolve,
+)
+from freetoken.errors import CapacityError, ConfigError
+
+GIB = 2**30
+MOE = CheckpointFacts(
+    weight_bytes=6 * GIB,
+    expert_bytes=5 * GIB,
+    experts=8,
+    top_k=2,
+    kv_bytes_per_token=100_000,
+    context_tokens=4096,
+)
+DENSE = dataclasses.replace(MOE, experts=0, top_k=0, expert_bytes=0)
+NO_GPU = Hardware(memory_bytes=64 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "expected"),
+    [
+        (NO_GPU, "cpu"),
+        (Hardware(64 * GIB, gpu_bytes=24 * GIB), "fused"),
+        (Hardware(64 * GIB, gpu_bytes=8 * GIB), "hybrid"),
+    ],
+)
+def test_auto_suits_the_machine(hardware: Hardware, expected: str) -> None:
+    assert resolve(EngineConfig(), MOE, hardware).strategy == expected
+
+
+@pytest.mark.parametrize("strategy", ["fused", "offload", "cpu", "hybrid"])
+def test_a_named_strategy_is_taken(strategy: str) -> None:
+    assert resolve(EngineConfig(strategy=strategy), MOE, NO_GPU).strategy == strategy
+
+
+def test_a_dense_model_has_no_strategy_and_says_so() -> None:
+    resolved = resolve(EngineConfig(strategy="hybrid", cache_slots=3), DENSE, NO_GPU)
+    assert resolved.strategy is None and resolved.cache_slots is None
+    assert len(resolved.notes) == 2 and "dense" in resolved.notes[0]
+    assert resolve(EngineConfig(), DENSE, NO_GPU).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "slots"), [("fused", 8), ("cpu", None), ("offload", 4), ("hybrid", 4)]
+)
+def test_default_slots(strategy: str, slots: int | None) -> None:
+    assert resolve(EngineConfig(strategy=strategy), MOE, NO_GPU).cache_slots == slots
+
+
+def test_default_slots_reach_the_minimum() -> None:
+    facts = dataclasses.replace(MOE, experts=3, top_k=2)
+    assert resolve(EngineConfig(strategy="offload"), facts, NO_GPU).cache_slots == 2
+
+
+def test_default_slots_are_what_fits_on_a_gpu() -> None:
+    hardware = Hardware(64 * GIB, gpu_bytes=8 * GIB)
+    # Half of 8 GiB, less 1 GiB of other weights, in slots of 5/8 GiB.
+    assert resolve(EngineConfig(strategy="hybrid"), MOE, hardware).cache_slots == 4
+
+
+@pytest.mark.parametrize(
+    ("strategy", "slots", "allowed"),
+    [("offload", 1, "2 to 8"), ("offload", 9, "2 to 8"), ("hybrid", 9, "1 to 8")],
+)
+def test_slots_out_of_range_name_the_range(strategy: str, slots: int, allowed: str) -> None:
+    with pytest.raises(ConfigError, match=allowed):
+        resolve(EngineConfig(strategy=strategy, cache_slots=slots), MOE, NO_GPU)
+
+
+@pytest.mark.parametrize(("strategy", "slots"), [("offload", 2), ("offload", 8), ("hybrid", 1)])
+def test_slots_at_the_limits(strategy: str, slots: int) -> None:
+    config = EngineConfig(strategy=strategy, cache_slots=slots)
+    assert resolve(config, MOE, NO_GPU).cache_slots == slots
+
+
+def test_options_without_effect_are_noted() -> None:
+    notes = resolve(EngineConfig(strategy="cpu", cache_slots=2, max_fetch=1), MOE, NO_GPU).notes
+    assert [note.split("=")[0] for note in notes] == ["cache_slots", "max_fetch"]
+    used = EngineConfig(strategy="hybrid", cache_slots=2, max_fetch=0)
+    resolved = resolve(used, MOE, NO_GPU)
+    assert resolved.notes == () and resolved.max_fetch == 0
+
+
+def test_pages_use_at_most_half_of_what_the_weights_leave() -> None:
+    hardware = Hardware(memory_bytes=8 * GIB)
+    page_bytes = MOE.kv_bytes_per_token * resolve(EngineConfig(), MOE, hardware).page_tokens
+    for strategy, left in (("cpu", 8 * GIB), ("fused", 3 * GIB)):
+        resolved = resolve(EngineConfig(strategy=strategy), MOE, hardware)
+        assert left * 0.4 < (resolved.kv_pages - 1) * page_bytes <= left * 0.5
+
+
+def test_pages_end_at_what_all_running_requests_can_use() -> None:
+    resolved = resolve(EngineConfig(), MOE, Hardware(memory_bytes=10_000 * GIB))
+    tokens = (resolved.kv_pages - 1) * resolved.page_tokens
+    assert tokens == resolved.max_running * MOE.context_tokens
+
+
+def test_weights_that_leave_no_memory_are_refused() -> None:
+    with pytest.raises(CapacityError, match="use the cpu strategy"):
+        resolve(EngineConfig(strategy="hybrid"), MOE, Hardware(memory_bytes=6 * GIB))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"strategy": "fast"}, "auto, fused, offload, cpu, hybrid"),
+        ({"device": "tpu"}, "auto, cpu, cuda"),
+        ({"cache_slots": 0}, "cache_slots .* at least 1"),
+        ({"cache_slots": True}, "cache_slots"),
+        ({"max_fetch": -1}, "max_fetch .* at least 0"),
+        ({"threads": 0}, "threads .* at least 1"),
+        ({"threads": "2"}, "threads"),
+    ],
+)
+def test_bad_options_say_what_is_allowed(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        EngineConfig(**options)
+
+
+def test_environment_defaults() -> None:
+    environment = read_environment({})
+    assert environment.overlap and environment.home == Path("~/.cache/freetoken").expanduser()
+
+
+def test_environment_is_read() -> None:
+    environment = read_environment(
+        {"FREETOKEN_HOME": "/tmp/models", "FREETOKEN_HYBRID_OVERLAP": "0"}
+    )
+    assert not environment.overlap and environment.home == Path("/tmp/models")
+    assert read_environment({"XDG_CACHE_HOME": "/x"}).home == Path("/x/freetoken")
+
+
+def test_a_bad_environment_variable_is_named() -> None:
+    with pytest.raises(ConfigError, match="FREETOKEN_HYBRID_OVERLAP is 'maybe'"):
+        read_environment({"FREETOKEN_HYBRID_OVERLAP": "maybe"})
