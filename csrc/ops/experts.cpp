@@ -1,0 +1,184 @@
+#include <algorithm>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "ops/experts_routes.h"
+#include "ops/int8_rows.h"
+#include "ops/kernel_set.h"
+#include "ops/ops.h"
+
+namespace ft {
+namespace {
+
+// Rows of gate and up in one tile: one int8 block of the down projection's input, so that the lane that
+// computed it can also quantise it.
+constexpr std::int64_t kTileRows = 32;
+// Tokens of one pass over a tile; its gate and up outputs then take 16 KiB of the stack.
+constexpr std::int64_t kTileTokens = 64;
+// Most floats of one lane's down outputs: they should stay in L2 until they are summed.
+constexpr std::int64_t kScratchFloats = std::int64_t{1} << 16;
+
+constexpr std::int64_t tiles_of(std::int64_t n, std::int64_t tile) { return (n + tile - 1) / tile; }
+
+PackedMatrix matrix_of(const ExpertPart& part, std::int32_t expert) {
+  const auto e = static_cast<std::size_t>(expert);
+  return {
+      .format = part.format,
+      .rows = part.rows,
+      .cols = part.cols,
+      .codes = reinterpret_cast<const std::uint8_t*>(part.codes[e]),
+      .scales = reinterpret_cast<const std::uint8_t*>(part.scales[e]),
+      .code_row_stride = part.code_row_stride,
+      .code_block_stride = part.code_block_stride,
+      .scale_row_stride = part.scale_row_stride,
+      .scale_block_stride = part.scale_block_stride,
+  };
+}
+
+using GatedActivation = void (*)(const float* gate, const float* up, float* y, std::int64_t n);
+
+GatedActivation gated_activation(const KernelSet& kernels, Activation activation) {
+  switch (activation) {
+    case Activation::SiLU: return kernels.silu_mul;
+  }
+  throw std::invalid_argument("unknown activation " + std::to_string(static_cast<int>(activation)));
+}
+
+// One layer's experts for a batch, in three phases with a barrier after the first and the second:
+//   prepare   group the routes; tokens to int8
+//   gate_up   act(gate x) * (up x) of every route, tile by tile of an expert's rows
+//   down      for a tile of output rows, all routes' outputs, then each token's weighted sum
+// Routes are kept in grouped order in between.
+class ExpertTask final : public Task {
+ public:
+  ExpertTask(const KernelSet& kernels, const ExpertArgs& args, int lanes)
+      : kernels_(kernels),
+        args_(args),
+        gate_(kernels.format(args.bank->gate.format)),
+        up_(kernels.format(args.bank->up.format)),
+        down_(kernels.format(args.bank->down.format)),
+        activation_(gated_activation(kernels, args.bank->activation)),
+        hidden_(args.bank->gate.cols),
+        inner_(args.bank->gate.rows),
+        lanes_(lanes),
+        routes_(args.tokens, args.top_k, static_cast<std::int64_t>(args.bank->gate.codes.size())) {
+    const std::int64_t routes = args.tokens * args.top_k;
+    if (gate_.int8_activations || up_.int8_activations) x_int8_ = Int8Rows(args.tokens, hidden_);
+    if (down_.int8_activations) {
+      inner_int8_ = Int8Rows(routes, inner_);
+    } else {
+      inner_f32_ = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(routes * inner_));
+    }
+    // A multiple of every kernel's row group, so that groups are whole.
+    down_rows_ = std::clamp<std::int64_t>(kScratchFloats / std::max<std::int64_t>(1, routes) / 16 * 16, 16, 32);
+    scratch_floats_ = down_rows_ * routes;
+    scratch_ = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(scratch_floats_ * lanes));
+  }
+
+  void run(Lane& lane) override {
+    if (lane.count() > lanes_) {
+      throw std::logic_error("an expert task made for " + std::to_string(lanes_) + " lanes runs on " +
+                             std::to_string(lane.count()));
+    }
+    prepare(lane);
+    lane.barrier();
+    gate_up();
+    lane.barrier();
+    down(scratch_.get() + lane.index() * scratch_floats_);
+  }
+
+ private:
+  void prepare(Lane& lane) {
+    if (lane.index() == 0) routes_.build(args_.ids, args_.weights);
+    if (!gate_.int8_activations && !up_.int8_activations) return;
+    for (std::int64_t t; (t = next_token_.take()) < args_.tokens;) {
+      x_int8_.quantize(kernels_, t, 0, hidden_, args_.x + t * hidden_);
+    }
+  }
+
+  void gate_up() {
+    const std::int64_t row_tiles = tiles_of(inner_, kTileRows);
+    const std::int64_t tiles = static_cast<std::int64_t>(routes_.groups().size()) * row_tiles;
+    for (std::int64_t i; (i = next_gate_up_.take()) < tiles;) {
+      gate_up_tile(routes_.groups()[static_cast<std::size_t>(i / row_tiles)], i % row_tiles * kTileRows);
+    }
+  }
+
+  void gate_up_tile(const GroupedRoutes::Group& group, std::int64_t row) {
+    alignas(64) float gate[kTileTokens * kTileRows];
+    alignas(64) float up[kTileTokens * kTileRows];
+    const PackedMatrix gate_w = matrix_of(args_.bank->gate, group.expert);
+    const PackedMatrix up_w = matrix_of(args_.bank->up, group.expert);
+    const Activations x = x_int8_.view(hidden_, args_.x);
+    const std::int64_t end = std::min(row + kTileRows, inner_);
+    for (std::int64_t done = 0; done < group.count; done += kTileTokens) {
+      const std::int64_t first = group.first + done;
+      const TokenRange tokens{routes_.tokens() + first, 0, std::min(kTileTokens, group.count - done)};
+      gate_.dot(gate_w, row, end, x, tokens, gate, kTileRows);
+      up_.dot(up_w, row, end, x, tokens, up, kTileRows);
+      for (std::int64_t j = 0; j < tokens.count; ++j) {
+        float* g = gate + j * kTileRows;
+        activation_(g, up + j * kTileRows, g, end - row);
+        store_inner(first + j, row, end - row, g);
+      }
+    }
+  }
+
+  void store_inner(std::int64_t route, std::int64_t row, std::int64_t n, const float* values) {
+    if (down_.int8_activations) {
+      inner_int8_.quantize(kernels_, route, row, n, values);
+    } else {
+      std::copy_n(values, n, inner_f32_.get() + route * inner_ + row);
+    }
+  }
+
+  void down(float* scratch) {
+    const std::int64_t tiles = tiles_of(hidden_, down_rows_);
+    for (std::int64_t i; (i = next_down_.take()) < tiles;) {
+      const std::int64_t row = i * down_rows_;
+      down_tile(row, std::min(row + down_rows_, hidden_), scratch);
+    }
+  }
+
+  void down_tile(std::int64_t row, std::int64_t end, float* scratch) const {
+    const Activations x = inner_int8_.view(inner_, inner_f32_.get());
+    for (const GroupedRoutes::Group& group : routes_.groups()) {
+      down_.dot(matrix_of(args_.bank->down, group.expert), row, end, x, {nullptr, group.first, group.count},
+                scratch + group.first * down_rows_, down_rows_);
+    }
+    for (std::int64_t t = 0; t < args_.tokens; ++t) {
+      sum_routes(t, end - row, scratch, args_.y + t * hidden_ + row);
+    }
+  }
+
+  void sum_routes(std::int64_t t, std::int64_t n, const float* scratch, float* y) const {
+    std::fill_n(y, n, 0.0f);
+    for (std::int64_t k = 0; k < args_.top_k; ++k) {
+      const std::int32_t position = routes_.position(t, k);
+      if (position < 0) continue;
+      kernels_.axpy(args_.weights[t * args_.top_k + k], scratch + position * down_rows_, y, n);
+    }
+  }
+
+  const KernelSet& kernels_;
+  const ExpertArgs args_;
+  const FormatKernels &gate_, &up_, &down_;
+  const GatedActivation activation_;
+  const std::int64_t hidden_, inner_;
+  const int lanes_;
+  GroupedRoutes routes_;
+  Int8Rows x_int8_, inner_int8_;
+  std::unique_ptr<float[]> inner_f32_;
+  std::unique_ptr<float[]> scratch_;   // per lane [routes, down_rows_]
+  std::int64_t down_rows_, scratch_floats_;
+  TileCounter next_token_, next_gate_up_, next_down_;
+};
+
+}  // namespace
+
+std::unique_ptr<Task> make_expert_task(const KernelSet& kernels, const ExpertArgs& args, int lanes) {
+  return std::make_unique<ExpertTask>(kernels, args, lanes);
+}
+
+}  // namespace ft
