@@ -1,0 +1,158 @@
+"""Mapped and packed experts hold the same weights; records and slots have one layout."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from freetoken.errors import CapacityError, CheckpointError
+from freetoken.kernels.base import ExpertBank
+from freetoken.moe.store import (
+    ALIGNMENT_BYTES,
+    ExpertTensor,
+    LayerExperts,
+    MappedExpertStore,
+    PackedExpertStore,
+    RecordLayout,
+    SlotPool,
+)
+
+from support.moe_fakes import TOY_F32, TOY_Q8, HostMemory, random_layer
+from support.reference_ops import read_expert
+
+GEOMETRIES = [
+    ((TOY_Q8, TOY_Q8, TOY_Q8), 16, 8),
+    ((TOY_F32, TOY_F32, TOY_F32), 5, 3),
+    ((TOY_Q8, TOY_F32, TOY_Q8), 24, 40),
+]
+
+
+def weights_of(bank: ExpertBank, expert: int) -> list[torch.Tensor]:
+    return [read_expert(part, expert) for part in (bank.gate, bank.up, bank.down)]
+
+
+def truth(layer: LayerExperts, expert: int) -> list[torch.Tensor]:
+    return [
+        torch.from_numpy(
+            part.format.dequantize(part.experts[expert].reshape(part.rows, -1)).copy()
+        ).double()
+        for part in layer.parts
+    ]
+
+
+@pytest.mark.parametrize(("formats", "hidden", "intermediate"), GEOMETRIES)
+def test_all_banks_read_the_checkpoints_weights(
+    formats: tuple[object, ...], hidden: int, intermediate: int
+) -> None:
+    layers = [
+        random_layer(i, 3, hidden=hidden, intermediate=intermediate, formats=formats)  # type: ignore[arg-type]
+        for i in range(2)
+    ]
+    mapped, packed = MappedExpertStore(layers), PackedExpertStore(layers, HostMemory())
+    pool = SlotPool(HostMemory(), layers, 3)
+    for layer in layers:
+        pool.pack(layer)
+        for expert in range(3):
+            expected = truth(layer, expert)
+            for bank in (s.bank(layer.layer_id) for s in (mapped, packed, pool)):
+                assert bank.experts == 3
+                assert bank.activation == "silu"
+                for found, wanted in zip(weights_of(bank, expert), expected, strict=True):
+                    assert torch.equal(found, wanted)
+
+
+def test_records_and_planes_are_aligned() -> None:
+    layers = [random_layer(0, 3, hidden=24, intermediate=40)]
+    layout = RecordLayout.of(layers[0])
+    assert layout.record_bytes % ALIGNMENT_BYTES == 0
+    store = PackedExpertStore(layers, HostMemory())
+    for part in (store.bank(0).gate, store.bank(0).up, store.bank(0).down):
+        assert not (part.codes % ALIGNMENT_BYTES).any()
+        assert not (part.scales % ALIGNMENT_BYTES).any()
+        assert (np.diff(part.codes) == layout.record_bytes).all()
+    for plane, following in zip(layout.parts[:-1], layout.parts[1:], strict=True):
+        assert plane.codes.offset + plane.codes.bytes <= plane.scales.offset
+        assert plane.scales.offset + plane.scales.bytes <= following.codes.offset
+
+
+def test_a_fetch_is_one_copy_of_one_record() -> None:
+    layers = [random_layer(0, 4)]
+    store, pool = PackedExpertStore(layers, HostMemory()), SlotPool(HostMemory(), layers, 2)
+    assert store.record_bytes(0) == pool.record_bytes(0)
+    pool.fill(0, 1, store.records(0)[3])
+    for found, wanted in zip(weights_of(pool.bank(0), 1), truth(layers[0], 3), strict=True):
+        assert torch.equal(found, wanted)
+    pool.clear(0, 1)
+    assert not pool.record(0, 1).any()
+
+
+def test_slots_are_zero_until_filled() -> None:
+    pool = SlotPool(HostMemory(), [random_layer(0, 4)], 3)
+    for slot in range(3):
+        assert not pool.record(0, slot).any()
+        assert all(not part.any() for part in weights_of(pool.bank(0), slot))
+
+
+def test_mapped_experts_are_not_copied() -> None:
+    layer = random_layer(0, 2)
+    gate = MappedExpertStore([layer]).bank(0).gate
+    for expert, data in enumerate(layer.gate.experts):
+        assert int(gate.codes[expert]) == data.ctypes.data + TOY_Q8.codes.offset
+        assert int(gate.scales[expert]) == data.ctypes.data + TOY_Q8.scales.offset
+
+
+def test_banks_keep_their_memory_alive() -> None:
+    layer = random_layer(0, 1)
+    expected = truth(layer, 0)
+    banks = [
+        MappedExpertStore([layer]).bank(0),
+        PackedExpertStore([layer], HostMemory()).bank(0),
+    ]
+    del layer
+    gc.collect()
+    for bank in banks:
+        for found, wanted in zip(weights_of(bank, 0), expected, strict=True):
+            assert torch.equal(found, wanted)
+
+
+def test_a_packed_store_lets_go_of_the_checkpoint() -> None:
+    layer = random_layer(0, 1)
+    view = weakref.ref(layer.gate.experts[0])
+    store = PackedExpertStore([layer], HostMemory())
+    pool = SlotPool(HostMemory(), [layer], 1)
+    del layer
+    gc.collect()
+    assert view() is None
+    assert store.layers == 1
+    assert pool.slots == 1
+
+
+def test_expert_bytes_must_match_the_shape() -> None:
+    data = np.zeros(19, np.uint8)
+    with pytest.raises(CheckpointError, match=r"(?s)up weights of expert 0.*19 bytes.*20 cont"):
+        ExpertTensor("up", TOY_Q8, 2, 8, (data,))
+
+
+def test_parts_of_a_layer_must_fit_together() -> None:
+    layer = random_layer(0, 2, hidden=16, intermediate=8)
+    with pytest.raises(CheckpointError, match=r"(?s)MoE layer 0.*down 2 x \[8, 16\].*\[H, I\]"):
+        replace(layer, down=replace(layer.gate, name="down"))
+    with pytest.raises(CheckpointError, match="gate 1 x"):
+        replace(layer, gate=replace(layer.gate, experts=layer.gate.experts[:1]))
+
+
+def test_layers_are_numbered_without_gaps() -> None:
+    with pytest.raises(ValueError, match=r"numbered \[1\]"):
+        MappedExpertStore([random_layer(1, 2)])
+
+
+def test_too_little_memory_names_what_did_not_fit() -> None:
+    layers = [random_layer(0, 4)]
+    with pytest.raises(CapacityError, match=r"the slot pool: 4 records of \d+ bytes.*fewer"):
+        SlotPool(HostMemory(limit_bytes=1000), layers, 4)
+    with pytest.raises(CapacityError, match="the packed experts"):
+        PackedExpertStore(layers, HostMemory(limit_bytes=1000))
