@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from freetoken.moe.cpu_executor import CpuMoeExecutor
 from torch import Tensor
+
+from freetoken.moe.cpu_executor import CpuMoeExecutor
 
 ARGS = (torch.ones(1, 2), torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int32))
 

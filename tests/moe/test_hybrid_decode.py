@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from freetoken.moe.hybrid_decode import HybridDecodeExecutor, HybridDecodeRequest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+
+from freetoken.moe.hybrid_decode import HybridDecodeExecutor, HybridDecodeRequest
 
 
 class Recorder:
@@ -64,9 +65,9 @@ class Recorder:
         return ((experts + 1) * weights).sum(1, keepdim=True) * hidden
 
 
-def request(ids: list[list[int]], weights: list[list[float]], layer_id: int = 0) -> (
-    HybridDecodeRequest
-):
+def request(
+    ids: list[list[int]], weights: list[list[float]], layer_id: int = 0
+) -> HybridDecodeRequest:
     hidden = torch.arange(1.0, 1.0 + 2 * len(ids)).reshape(len(ids), 2)
     return HybridDecodeRequest(
         layer_id, hidden, torch.tensor(weights), torch.tensor(ids, dtype=torch.int32)
@@ -103,13 +104,13 @@ def test_the_example_of_the_design(overlap: bool) -> None:
     result = executor(fake, overlap=overlap).decode(step, fake.gpu)
 
     assert step.topk_ids.tolist() == [[3, -1]]  # rewritten in place
-    (layer_id, cpu_hidden, cpu_weights, cpu_ids), = fake.cpu_calls
+    ((layer_id, cpu_hidden, cpu_weights, cpu_ids),) = fake.cpu_calls
     assert layer_id == 5
     assert cpu_hidden is step.hidden_states
     assert cpu_ids.dtype == torch.int32
     assert cpu_ids.tolist() == [[-1, 42]]
     assert torch.equal(cpu_weights, torch.tensor([[0.7, 0.3]]))
-    (gpu_hidden, gpu_weights, gpu_slots), = fake.gpu_calls
+    ((gpu_hidden, gpu_weights, gpu_slots),) = fake.gpu_calls
     assert gpu_hidden is step.hidden_states
     assert gpu_slots.dtype == torch.int32
     assert gpu_slots.tolist() == [[3, 0]]

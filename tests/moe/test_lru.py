@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
-from freetoken.errors import CapacityError, ConfigError
-from freetoken.moe.lru import ExpertLru, FetchCap
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from freetoken.errors import CapacityError, ConfigError
+from freetoken.moe.lru import ExpertLru, FetchCap
 
 UNLIMITED = FetchCap.fixed(None)
 
@@ -230,7 +232,7 @@ def run_against_oracle(seed: int, steps: int, experts: int, slots: int, top_k: i
             share.value[...] = rng.integers(0, (1 << 16) + 1)
             found = lru.assign(ids, share)
             fraction = Fraction(int(share.value), 1 << 16)
-            expected, fetched = oracle.assign(raw, lambda n: best_fetches(fraction, n))
+            expected, fetched = oracle.assign(raw, partial(best_fetches, fraction))
         assert ids.tolist() == expected
         assert list(zip(found.experts, found.slots, strict=True)) == fetched
         lru.check_integrity()

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+
 from freetoken.errors import CapacityError, CheckpointError
 from freetoken.kernels.base import ExpertBank
 from freetoken.moe.store import (
@@ -20,7 +21,6 @@ from freetoken.moe.store import (
     RecordLayout,
     SlotPool,
 )
-
 from support.moe_fakes import TOY_F32, TOY_Q8, HostMemory, random_layer
 from support.reference_ops import read_expert
 

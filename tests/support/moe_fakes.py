@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
+
 from freetoken.formats.base import ByteRange, WeightFormat
 from freetoken.kernels.base import ExpertBank
 from freetoken.moe.store import ExpertTensor, LayerExperts
-from torch import Tensor
-
 from support.reference_ops import ReferenceOps, read_expert, silu
 
 
@@ -116,9 +116,7 @@ class OrderedKernel:
     def __call__(self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         out = torch.zeros_like(hidden_states)
         for token in range(len(hidden_states)):
-            for weight, expert in zip(
-                topk_weights[token], topk_ids[token].tolist(), strict=True
-            ):
+            for weight, expert in zip(topk_weights[token], topk_ids[token].tolist(), strict=True):
                 if expert >= 0 and weight != 0:
                     out[token] += weight * self._expert(expert, hidden_states[token])
         return out
