@@ -50,7 +50,9 @@ struct KernelSet {
   void (*silu_mul)(const float* gate, const float* up, float* y, std::int64_t n);
   void (*rms_norm_row)(const float* x, const float* weight, float eps, float* y, std::int64_t n);
   void (*add)(const float* x, float* y, std::int64_t n);   // y += x
-  void (*axpy)(float a, const float* x, float* y, std::int64_t n);   // y += a * x
+  // y += a * x, the product rounded before it is added (a sum of two expert terms must not depend on
+  // which of them came first)
+  void (*axpy)(float a, const float* x, float* y, std::int64_t n);
   float (*dot_f32)(const float* a, const float* b, std::int64_t n);
   float (*exp_sum)(float* x, float max, std::int64_t n);   // x = exp(x - max), returns the sum
   float (*max_f32)(const float* x, std::int64_t n);   // -inf for n = 0; NaN entries are passed over

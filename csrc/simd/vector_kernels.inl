@@ -45,7 +45,7 @@ float exp_sum(float* x, float max, std::int64_t n) {
 float max_f32(const float* x, std::int64_t n) {
   F32 tops = F32::broadcast(-__builtin_inff());
   std::int64_t i = 0;
-  for (; i + kW <= n; i += kW) tops = max(tops, F32::load(x + i));
+  for (; i + kW <= n; i += kW) tops = max(F32::load(x + i), tops);   // a NaN loses
   float top = hmax(tops);
   for (; i < n; ++i) top = x[i] > top ? x[i] : top;
   return top;
@@ -85,7 +85,7 @@ void add(const float* x, float* y, std::int64_t n) {
 
 void axpy(float a, const float* x, float* y, std::int64_t n) {
   const F32 factor = F32::broadcast(a);
-  map(x, y, y, n, [factor](F32 v, F32 w) { return fma(factor, v, w); });
+  map(x, y, y, n, [factor](F32 v, F32 w) { return factor * v + w; });
 }
 
 void silu_mul(const float* gate, const float* up, float* y, std::int64_t n) {

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
+
 from freetoken.checkpoints.base import TensorEntry
 from freetoken.formats.base import WeightFormat
 from freetoken.kernels.base import ExpertBank, ExpertPart
-from torch import Tensor
 
 INT8_BLOCK = 32
 
@@ -104,16 +105,16 @@ class ReferenceExpertKernel:
         assert topk_ids.dtype == torch.int32, topk_ids.dtype
         assert bool((topk_ids < self._bank.experts).all()), "an id beyond the bank's experts"
         experts: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        out = torch.zeros(hidden_states.shape, dtype=torch.float64)
+        out = torch.zeros(hidden_states.shape, dtype=torch.float32)
         for t in range(tokens):
             for k in range(top_k):
-                expert, weight = int(topk_ids[t, k]), float(topk_weights[t, k])
-                if expert < 0 or weight == 0.0:
+                expert = int(topk_ids[t, k])
+                if expert < 0 or topk_weights[t, k] == 0.0:
                     continue
                 if expert not in experts:
                     experts[expert] = self._read(expert)
-                out[t] += weight * self._mlp(experts[expert], hidden_states[t])
-        return out.float()
+                out[t] += topk_weights[t, k] * self._mlp(experts[expert], hidden_states[t]).float()
+        return out
 
     def submit(
         self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
