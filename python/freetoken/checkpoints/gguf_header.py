@@ -33,6 +33,7 @@ _MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 # Far above any real model (vocabularies have 300,000 entries, headers 30 MB), far below trouble.
 _MAX_HEADER_BYTES = 512 << 20
 _MAX_OBJECTS = 4 << 20
+_MAX_NAME_BYTES = 1 << 10
 
 _SCALARS: dict[int, struct.Struct] = {
     0: struct.Struct("<B"),
@@ -114,6 +115,16 @@ class _Cursor:
         start = self.take(length, what)
         return self.decode(start, start + length, what)
 
+    def name(self, what: str) -> str:
+        """A string that error messages will repeat."""
+        start = self.position
+        length: int = self.scalar(_U64, what)
+        if not 0 < length <= _MAX_NAME_BYTES:
+            found, expected = f"{length} bytes", f"1 to {_MAX_NAME_BYTES} bytes"
+            raise self.error(f"{what} has an invalid length", found, expected)
+        self.position = start
+        return self.string(what)
+
     def decode(self, start: int, end: int, what: str) -> str:
         try:
             return self.file.map[start:end].decode("utf-8")
@@ -183,7 +194,7 @@ def _read_version(cursor: _Cursor) -> None:
 def _read_metadata(cursor: _Cursor, pair_count: int) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     for index in range(pair_count):
-        key = cursor.string(f"the key of metadata pair {index}")
+        key = cursor.name(f"the key of metadata pair {index}")
         if key in metadata:
             raise cursor.error(f"the metadata key {key!r} occurs twice", key, "every key once")
         value_type: int = cursor.scalar(_U32, f"the type of metadata {key!r}")
@@ -279,7 +290,7 @@ class _TensorInfo:
 
 
 def _read_tensor_info(cursor: _Cursor) -> _TensorInfo:
-    name = cursor.string("a tensor's name")
+    name = cursor.name("a tensor's name")
     what = f"the description of tensor {name!r}"
     dimensions: int = cursor.scalar(_U32, what)
     if dimensions > _MAX_DIMENSIONS:

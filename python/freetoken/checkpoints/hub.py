@@ -57,7 +57,7 @@ def download(reference: HubReference) -> Path:
         raise _download_error(reference, error) from error
     if reference.file is not None:
         path = snapshot / reference.file
-        if not path.exists():
+        if not os.path.lexists(path):
             raise CheckpointError(
                 "the repository has no such file",
                 file=str(reference),

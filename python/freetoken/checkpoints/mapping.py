@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 import stat
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,9 @@ import numpy.typing as npt
 from freetoken.errors import CheckpointError
 
 _MAX_JSON_BYTES = 100 << 20
+_MAX_JSON_VALUES = 4 << 20  # an index of 200,000 tensors has 400,000
 _MAX_INTEGER_DIGITS = 100
+_GIT_LFS_POINTER = b"version https://git-lfs"
 _DOWNLOAD_AGAIN = "the file is damaged or incomplete: download or convert it again"
 
 
@@ -62,6 +65,14 @@ def map_file(path: Path) -> MappedFile:
         ) from error
     finally:
         os.close(descriptor)
+    if mapped[: len(_GIT_LFS_POINTER)] == _GIT_LFS_POINTER:
+        raise CheckpointError(
+            "a Git LFS pointer instead of the file itself",
+            file=path,
+            found=f"a text of {len(mapped)} bytes",
+            expected="a checkpoint",
+            hint="run `git lfs pull` in the repository",
+        )
     return MappedFile(path, mapped, np.frombuffer(mapped, np.uint8))
 
 
@@ -98,6 +109,9 @@ def read_json_object(path: Path) -> Mapping[str, Any]:
 def parse_json_object(text: bytes, path: Path) -> dict[str, Any]:
     """One JSON object without repeated keys. Raises CheckpointError that names `path`."""
     try:
+        values = sum(map(text.count, (b",", b"[", b"{")))
+        if values > _MAX_JSON_VALUES:  # each may take 64 bytes of memory for 2 in the file
+            raise ValueError(f"about {values} values, more than {_MAX_JSON_VALUES}")
         value = json.loads(
             text.decode("utf-8"), object_pairs_hook=_unique_keys, parse_int=_bounded_integer
         )
@@ -176,8 +190,7 @@ def _open_regular(path: Path) -> int:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique = dict(pairs)
     if len(unique) != len(pairs):
-        seen: set[str] = set()
-        repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        repeated, _ = Counter(key for key, _ in pairs).most_common(1)[0]
         raise ValueError(f"the key {repeated!r} occurs twice")
     return unique
 

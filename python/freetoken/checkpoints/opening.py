@@ -23,8 +23,8 @@ def open_checkpoint(path_or_hub_id: str | Path) -> Checkpoint:
     `owner/name:file.gguf` or `owner/name/file.gguf` one GGUF model of a repository; they are
     downloaded into the hub's own cache. Raises CheckpointError.
     """
-    path = Path(path_or_hub_id).expanduser()
-    if os.path.lexists(path):
+    path = Path(os.path.expanduser(path_or_hub_id))
+    if str(path_or_hub_id) and _exists(path):
         return _open_path(path)
     reference = hub.parse(path_or_hub_id) if isinstance(path_or_hub_id, str) else None
     if reference is None:
@@ -36,6 +36,17 @@ def open_checkpoint(path_or_hub_id: str | Path) -> Checkpoint:
             hint="check the path",
         )
     return _open_path(hub.download(reference))
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is something at `path`, be it a broken link."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        raise access_error(path, error) from error
+    return True
 
 
 def _open_path(path: Path) -> Checkpoint:

@@ -7,6 +7,7 @@ hands out copies or framework tensors; the experts must stay views over the memo
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def open_safetensors(path: Path) -> FileCheckpoint:
         kind="safetensors",
         path=directory,
         metadata=_read_config(directory),
-        generation_config=read_json_object(generation) if generation.exists() else {},
+        generation_config=read_json_object(generation) if os.path.lexists(generation) else {},
         files=files,
         tensors=tensors,
     )
@@ -78,7 +79,7 @@ def open_safetensors(path: Path) -> FileCheckpoint:
 
 def _read_config(directory: Path) -> Mapping[str, Any]:
     path = directory / "config.json"
-    if not path.exists() and not path.is_symlink():
+    if not os.path.lexists(path):
         raise CheckpointError(
             "no config.json beside the tensors",
             file=path,
@@ -91,7 +92,7 @@ def _read_config(directory: Path) -> Mapping[str, Any]:
 
 def _open_directory(directory: Path) -> tuple[list[MappedFile], list[StoredTensor]]:
     """The index if there is one, else model.safetensors, else the only file."""
-    if (directory / INDEX_NAME).exists():
+    if os.path.lexists(directory / INDEX_NAME):
         return _open_sharded(directory / INDEX_NAME)
     names = sorted(
         entry.name
@@ -113,7 +114,7 @@ def _open_directory(directory: Path) -> tuple[list[MappedFile], list[StoredTenso
 
 def _open_file(path: Path) -> tuple[list[MappedFile], list[StoredTensor]]:
     index = path.parent / INDEX_NAME
-    if index.exists() and path.name in _read_weight_map(index).values():
+    if os.path.lexists(index) and path.name in _read_weight_map(index).values():
         return _open_sharded(index)
     return _open_single(path)
 
@@ -159,16 +160,20 @@ def _read_weight_map(index: Path) -> dict[str, str]:
             hint=_DOWNLOAD_AGAIN,
         )
     for tensor, name in weight_map.items():
-        if not isinstance(name, str) or Path(name).name != name or "\0" in name:
+        if not isinstance(name, str) or not _is_plain_name(name):
             raise CheckpointError(
                 "the index names an invalid file",
                 file=index,
                 tensor=tensor,
                 found=repr(name),
-                expected="the plain name of a file in the same directory",
+                expected="the plain name of a .safetensors file in the same directory",
                 hint=_DOWNLOAD_AGAIN,
             )
     return weight_map
+
+
+def _is_plain_name(name: str) -> bool:
+    return name.endswith(".safetensors") and Path(name).name == name and "\0" not in name
 
 
 def read_tensors(file: MappedFile) -> list[StoredTensor]:
