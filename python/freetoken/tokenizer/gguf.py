@@ -1,4 +1,8 @@
-"""Tokenizers from the metadata of GGUF files, with the ids that llama.cpp gives."""
+"""Tokenizers from the metadata of GGUF files.
+
+The ids are those of llama.cpp, except where it departs from the model's own tokenizer: text for
+Qwen vocabularies is composed first (NFC), and capitals are told apart by the original pattern.
+"""
 
 from __future__ import annotations
 
@@ -200,8 +204,7 @@ def _bpe(table: _Table, pre: PreTokenizer) -> tokenizers.Tokenizer:
         )
     ids = {token: token_id for token_id, token in enumerate(table.tokens)}
     try:
-        # The first half of a pair may itself be a space: cut at the first space after it.
-        pairs = [(merge[: (cut := merge.index(" ", 1))], merge[cut + 1 :]) for merge in merges]
+        pairs = [tuple(merge.split(" ", 1)) for merge in merges]
         model = BPE(vocab=ids, merges=pairs, ignore_merges=pre.whole_words_first)
     except Exception as error:  # the library raises plain Exception for merges out of vocabulary
         raise CheckpointError(

@@ -78,7 +78,6 @@ _QWEN2_WORDS = PreTokenizer((_QWEN2,), composes=True)
 PRE_TOKENIZERS = {
     "default": DEFAULT,
     "gpt-2": _GPT2_WORDS,
-    "gpt2": _GPT2_WORDS,
     "mpt": _GPT2_WORDS,
     "olmo": _GPT2_WORDS,
     "smollm": _DIGITS_APART,
