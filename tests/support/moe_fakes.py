@@ -58,14 +58,15 @@ class HostMemory:
 def random_tensor(
     rng: np.random.Generator, name: str, fmt: WeightFormat, rows: int, cols: int, experts: int
 ) -> ExpertTensor:
-    """Random weights of about 0.1 in every format that the tests use."""
+    """Random weights of about 0.1, in any block format with float16 scales, float32 or bfloat16
+    (the upper half of a float32)."""
     blocks = rows * cols // fmt.block_elements
     views = []
     for _ in range(experts):
         data = np.zeros((blocks, fmt.block_bytes), np.uint8)
         if fmt.scales.bytes == 0:
             values = rng.normal(0, 0.1, blocks).astype(np.float32)
-            data[:] = values.view(np.uint8).reshape(blocks, 4)
+            data[:] = values.view(np.uint8).reshape(blocks, 4)[:, -fmt.block_bytes :]
         else:
             data[:] = rng.integers(0, 256, data.shape, dtype=np.uint8)
             scale_type = np.int16 if fmt is TOY_Q8 else np.float16
