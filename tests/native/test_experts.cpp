@@ -1,0 +1,326 @@
+// The expert task: against a plain reference, and bit for bit against itself in every arrangement.
+#include <cstring>
+#include <limits>
+
+#include "check.h"
+#include "core/pool.h"
+#include "ops/ops.h"
+#include "weights.h"
+
+using ft::Format;
+using ft::KernelSet;
+using weights::random_floats;
+using weights::random_weights;
+using weights::Weights;
+
+namespace {
+
+struct Shape {
+  std::int64_t experts, hidden, inner;
+};
+
+// The experts of a layer, and their memory.
+struct Layer {
+  std::vector<Weights> gate, up, down;
+  ft::ExpertBank bank;
+};
+
+ft::ExpertPart part_of(const std::vector<Weights>& experts) {
+  const ft::PackedMatrix& m = experts[0].matrix;
+  ft::ExpertPart part{m.format, m.rows, m.cols, {}, {}, m.code_row_stride, m.code_block_stride,
+                      m.scale_row_stride, m.scale_block_stride};
+  for (const Weights& w : experts) {
+    part.codes.push_back(reinterpret_cast<std::uint64_t>(w.matrix.codes));
+    part.scales.push_back(reinterpret_cast<std::uint64_t>(w.matrix.scales));
+  }
+  return part;
+}
+
+Layer make_layer(Format gate, Format up, Format down, const Shape& s, bool planes, unsigned seed) {
+  Layer layer;
+  for (std::int64_t e = 0; e < s.experts; ++e) {
+    layer.gate.push_back(random_weights(gate, s.inner, s.hidden, ++seed, planes));
+    layer.up.push_back(random_weights(up, s.inner, s.hidden, ++seed, planes));
+    layer.down.push_back(random_weights(down, s.hidden, s.inner, ++seed, planes));
+  }
+  layer.bank = {part_of(layer.gate), part_of(layer.up), part_of(layer.down), ft::Activation::SiLU};
+  return layer;
+}
+
+struct Batch {
+  std::int64_t tokens, top_k;
+  std::vector<float> x, weights;
+  std::vector<std::int32_t> ids;
+};
+
+// Distinct experts per token; many tokens share each.
+Batch make_batch(const Shape& s, std::int64_t tokens, std::int64_t top_k, unsigned seed) {
+  Batch b{tokens, top_k, random_floats(tokens * s.hidden, seed), random_floats(tokens * top_k, seed + 1), {}};
+  std::mt19937 rng(seed);
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const auto first = static_cast<std::int64_t>(rng() % static_cast<unsigned>(s.experts));
+    for (std::int64_t k = 0; k < top_k; ++k) {
+      b.ids.push_back(static_cast<std::int32_t>((first + k * 5) % s.experts));   // 5 is prime to `experts`
+    }
+  }
+  return b;
+}
+
+std::vector<float> run(ft::ThreadPool& pool, const KernelSet& kernels, const Layer& layer, const Batch& b) {
+  std::vector<float> y(b.x.size(), -3.0f);
+  const ft::ExpertArgs args{&layer.bank, b.x.data(), b.ids.data(), b.weights.data(), y.data(), b.tokens, b.top_k};
+  pool.run(*ft::make_expert_task(kernels, args, pool.size()));
+  return y;
+}
+
+Batch token_of(const Batch& b, std::int64_t hidden, std::int64_t t) {
+  return {1, b.top_k, {b.x.begin() + t * hidden, b.x.begin() + (t + 1) * hidden},
+          {b.weights.begin() + t * b.top_k, b.weights.begin() + (t + 1) * b.top_k},
+          {b.ids.begin() + t * b.top_k, b.ids.begin() + (t + 1) * b.top_k}};
+}
+
+// x as a matrix of this format reads it.
+std::vector<double> as_read(Format format, const std::vector<float>& x) {
+  std::vector<double> r(x.begin(), x.end());
+  if (!weights::quantized(format)) return r;
+  const weights::Int8 int8 = weights::to_int8(x);
+  for (std::size_t i = 0; i < x.size(); ++i) r[i] = int8.q[i] * static_cast<double>(int8.d[i / 32]);
+  return r;
+}
+
+double row_dot(const Weights& w, std::int64_t row, const std::vector<double>& x) {
+  double sum = 0;
+  for (std::int64_t c = 0; c < w.matrix.cols; ++c) sum += w.at(row, c) * x[static_cast<std::size_t>(c)];
+  return sum;
+}
+
+// One token in double, but for the int8 rounding of the inner activations. The magnitude of the terms of
+// each output comes along for the tolerance.
+void reference(const Layer& layer, const Batch& b, std::vector<double>& y, std::vector<double>& size) {
+  const std::int64_t hidden = layer.bank.gate.cols, inner = layer.bank.gate.rows;
+  y.assign(static_cast<std::size_t>(hidden), 0.0);
+  size = y;
+  for (std::size_t k = 0; k < b.ids.size(); ++k) {
+    if (b.ids[k] < 0 || b.weights[k] == 0.0f) continue;
+    const auto e = static_cast<std::size_t>(b.ids[k]);
+    const std::vector<double> x_gate = as_read(layer.bank.gate.format, b.x);
+    const std::vector<double> x_up = as_read(layer.bank.up.format, b.x);
+    std::vector<float> inner_values;
+    for (std::int64_t r = 0; r < inner; ++r) {
+      const double g = row_dot(layer.gate[e], r, x_gate);
+      inner_values.push_back(static_cast<float>(g / (1 + std::exp(-g)) * row_dot(layer.up[e], r, x_up)));
+    }
+    const std::vector<double> read = as_read(layer.bank.down.format, inner_values);
+    double norm = 0;
+    for (const double v : read) norm += v * v;
+    for (std::int64_t r = 0; r < hidden; ++r) {
+      double row_norm = 0;
+      for (std::int64_t c = 0; c < inner; ++c) row_norm += layer.down[e].at(r, c) * layer.down[e].at(r, c);
+      y[static_cast<std::size_t>(r)] += static_cast<double>(b.weights[k]) * row_dot(layer.down[e], r, read);
+      size[static_cast<std::size_t>(r)] += std::abs(static_cast<double>(b.weights[k])) * std::sqrt(norm * row_norm);
+    }
+  }
+}
+
+}  // namespace
+
+// The inner activations of kernel and reference differ by float32 rounding, e ~ 1e-5 of their size, which
+// moves an int8 value at a rounding boundary by one step: 1/127 of its block's largest value. That hits at
+// most a few of the 64 values here, so the output moves by less than 4 / 127 of |w| |inner|; floats agree
+// to their rounding.
+TEST(experts_match_the_reference_for_every_format_and_top_k) {
+  ft::ThreadPool pool(std::vector<int>{0, 0});
+  const Shape shape{17, 96, 64};
+  for (const KernelSet* kernels : weights::kernel_sets()) {
+    for (const Format format : weights::kAll) {
+      const Layer layer = make_layer(format, format, format, shape, format == Format::Q4_0, 100);
+      for (const std::int64_t top_k : {1, 2, 3, 8, 16}) {
+        const Batch batch = make_batch(shape, 3, top_k, 7);
+        const std::vector<float> y = run(pool, *kernels, layer, batch);
+        for (std::int64_t t = 0; t < batch.tokens; ++t) {
+          std::vector<double> want, size;
+          reference(layer, token_of(batch, shape.hidden, t), want, size);
+          for (std::size_t h = 0; h < want.size(); ++h) {
+            const double relative = weights::quantized(format) ? 0.03 : 2e-5;
+            CHECK_NEAR(y[static_cast<std::size_t>(t * shape.hidden) + h], want[h], relative * size[h]);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(parts_of_different_formats_and_odd_sizes) {
+  ft::ThreadPool pool(std::vector<int>{0, 0});
+  const Format mixes[][3] = {{Format::Q4_0, Format::Q8_0, Format::BF16}, {Format::F32, Format::Q4_1, Format::Q8_0},
+                             {Format::BF16, Format::F16, Format::F32}};
+  for (const KernelSet* kernels : weights::kernel_sets()) {
+    for (const auto& mix : mixes) {
+      const bool floats = !weights::quantized(mix[0]) && !weights::quantized(mix[1]);
+      const Shape shape{3, floats ? 37 : 96, mix[2] == Format::Q8_0 ? 64 : 45};
+      const Layer layer = make_layer(mix[0], mix[1], mix[2], shape, false, 3);
+      const Batch batch = make_batch(shape, 2, 2, 9);
+      const std::vector<float> y = run(pool, *kernels, layer, batch);
+      for (std::int64_t t = 0; t < 2; ++t) {
+        std::vector<double> want, size;
+        reference(layer, token_of(batch, shape.hidden, t), want, size);
+        for (std::size_t h = 0; h < want.size(); ++h) {
+          CHECK_NEAR(y[static_cast<std::size_t>(t * shape.hidden) + h], want[h], 0.03 * size[h]);
+        }
+      }
+    }
+  }
+}
+
+TEST(a_token_gets_the_same_bits_alone_in_a_batch_and_on_any_number_of_threads) {
+  ft::ThreadPool one(std::vector<int>{0}), three(std::vector<int>{0, 0, 0});
+  const Shape shape{7, 224, 160};
+  for (const KernelSet* kernels : weights::kernel_sets()) {
+    for (const Format format : weights::kAll) {
+      const Layer layer = make_layer(format, format, format, shape, false, 200);
+      const Batch batch = make_batch(shape, 200, 3, 11);   // groups of over 64 tokens
+      const std::vector<float> y = run(three, *kernels, layer, batch);
+      CHECK(std::memcmp(y.data(), run(one, *kernels, layer, batch).data(), y.size() * 4) == 0);
+      for (const std::int64_t t : {0, 1, 63, 64, 199}) {
+        const std::vector<float> alone = run(three, *kernels, layer, token_of(batch, shape.hidden, t));
+        CHECK(std::memcmp(alone.data(), y.data() + t * shape.hidden, alone.size() * 4) == 0);
+      }
+    }
+  }
+}
+
+TEST(planes_and_interleaved_blocks_give_the_same_bits) {
+  ft::ThreadPool pool(std::vector<int>{0, 0});
+  const Shape shape{4, 96, 64};
+  for (const KernelSet* kernels : weights::kernel_sets()) {
+    for (const Format format : weights::kQuantized) {
+      const Layer planes = make_layer(format, format, format, shape, true, 300);
+      Layer mapped = make_layer(format, format, format, shape, false, 1);
+      const auto copy = [](const std::vector<Weights>& from, std::vector<Weights>& to) {
+        for (std::size_t e = 0; e < from.size(); ++e) {
+          const ft::PackedMatrix &a = from[e].matrix, &b = to[e].matrix;
+          const ft::FormatInfo& info = ft::format_info(a.format);
+          for (std::int64_t r = 0; r < a.rows; ++r) {
+            for (std::int64_t i = 0; i < a.cols / 32; ++i) {
+              std::memcpy(const_cast<std::uint8_t*>(b.codes) + r * b.code_row_stride + i * b.code_block_stride,
+                          a.codes + r * a.code_row_stride + i * a.code_block_stride,
+                          static_cast<std::size_t>(info.codes_bytes));
+              std::memcpy(const_cast<std::uint8_t*>(b.scales) + r * b.scale_row_stride + i * b.scale_block_stride,
+                          a.scales + r * a.scale_row_stride + i * a.scale_block_stride,
+                          static_cast<std::size_t>(info.scales_bytes));
+            }
+          }
+        }
+      };
+      copy(planes.gate, mapped.gate);
+      copy(planes.up, mapped.up);
+      copy(planes.down, mapped.down);
+      for (const std::int64_t tokens : {1, 6}) {
+        const Batch batch = make_batch(shape, tokens, 2, 13);
+        CHECK(run(pool, *kernels, planes, batch) == run(pool, *kernels, mapped, batch));
+      }
+    }
+  }
+}
+
+TEST(skipped_routes_leave_no_trace) {
+  ft::ThreadPool pool(std::vector<int>{0, 0});
+  const Shape shape{6, 64, 64};
+  const KernelSet& kernels = ft::select_kernels(nullptr);
+  const Layer layer = make_layer(Format::Q4_0, Format::Q4_0, Format::Q4_0, shape, false, 400);
+  Batch batch = make_batch(shape, 4, 4, 15);
+  for (std::size_t k = 0; k < 4; ++k) batch.ids[4 + k] = -1;        // token 1: no routes
+  for (std::size_t k = 0; k < 4; ++k) batch.weights[8 + k] = 0.0f;  // token 2: all weights zero
+  batch.ids[13] = -1;                                               // token 3: two of four
+  batch.weights[14] = 0.0f;
+  const std::vector<float> y = run(pool, kernels, layer, batch);
+  for (std::size_t i = 64; i < 192; ++i) CHECK(y[i] == 0.0f && !std::signbit(y[i]));
+  Batch kept = token_of(batch, 64, 3);
+  kept.top_k = 2;
+  kept.ids = {batch.ids[12], batch.ids[15]};
+  kept.weights = {batch.weights[12], batch.weights[15]};
+  const std::vector<float> want = run(pool, kernels, layer, kept);
+  CHECK(std::memcmp(want.data(), y.data() + 192, 64 * 4) == 0);
+}
+
+TEST(a_batch_without_routes_is_zero) {
+  ft::ThreadPool pool(std::vector<int>{0, 0});
+  const Shape shape{2, 64, 32};
+  const Layer layer = make_layer(Format::Q8_0, Format::Q8_0, Format::Q8_0, shape, false, 1);
+  Batch batch = make_batch(shape, 3, 2, 1);
+  for (std::int32_t& id : batch.ids) id = -1;
+  for (const float v : run(pool, ft::select_kernels(nullptr), layer, batch)) CHECK_EQ(v, 0.0f);
+}
+
+TEST(a_token_may_name_an_expert_twice) {
+  ft::ThreadPool pool(std::vector<int>{0, 0});
+  const Shape shape{3, 64, 32};
+  const KernelSet& kernels = ft::select_kernels(nullptr);
+  const Layer layer = make_layer(Format::Q8_0, Format::Q8_0, Format::Q8_0, shape, false, 5);
+  const std::vector<float> x = random_floats(64, 3);
+  const std::vector<float> twice = run(pool, kernels, layer, {1, 2, x, {0.25f, 0.5f}, {1, 1}});
+  const std::vector<float> once = run(pool, kernels, layer, {1, 1, x, {0.75f}, {1}});
+  for (std::size_t i = 0; i < 64; ++i) CHECK_NEAR(twice[i], once[i], 1e-6 * std::abs(once[i]));
+}
+
+TEST(what_is_not_finite_stays_with_its_token) {
+  ft::ThreadPool pool(std::vector<int>{0, 0});
+  const Shape shape{5, 96, 64};
+  for (const KernelSet* kernels : weights::kernel_sets()) {
+    for (const Format format : weights::kAll) {
+      const Layer layer = make_layer(format, format, format, shape, false, 500);
+      Batch batch = make_batch(shape, 5, 2, 17);
+      const std::vector<float> clean = run(pool, *kernels, layer, batch);
+      for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
+        batch.x[2 * 96 + 33] = bad;
+        const std::vector<float> y = run(pool, *kernels, layer, batch);
+        for (std::size_t i = 0; i < y.size(); ++i) {
+          if (i / 96 == 2) CHECK(!std::isfinite(y[i]));
+          else CHECK_EQ(y[i], clean[i]);
+        }
+      }
+    }
+  }
+}
+
+TEST(a_submitted_task_gives_the_same_bits) {
+  ft::ThreadPool pool(std::vector<int>{0, 0});
+  const Shape shape{9, 128, 96};
+  const KernelSet& kernels = ft::select_kernels(nullptr);
+  const Layer layer = make_layer(Format::Q4_0, Format::Q4_0, Format::Q8_0, shape, false, 600);
+  for (unsigned round = 0; round < 20; ++round) {
+    const Batch batch = make_batch(shape, 1 + round % 5, 4, round);
+    const std::vector<float> want = run(pool, kernels, layer, batch);
+    std::vector<float> y(want.size());
+    const ft::ExpertArgs args{&layer.bank, batch.x.data(), batch.ids.data(), batch.weights.data(), y.data(),
+                              batch.tokens, batch.top_k};
+    const auto ticket = pool.submit(ft::make_expert_task(kernels, args, pool.size()));
+    pool.wait(*ticket);
+    CHECK(y == want);
+  }
+}
+
+TEST(an_expert_that_does_not_exist_is_named) {
+  ft::ThreadPool pool(std::vector<int>{0, 0});
+  const Shape shape{3, 32, 32};
+  const Layer layer = make_layer(Format::F32, Format::F32, Format::F32, shape, false, 700);
+  for (const std::int32_t bad : {-2, 3}) {
+    Batch batch = make_batch(shape, 2, 2, 1);
+    batch.ids[3] = bad;
+    CHECK_THROWS(run(pool, ft::select_kernels(nullptr), layer, batch), std::invalid_argument,
+                 "route 1 of token 1 has expert id " + std::to_string(bad) + ", expected -1 or 0 to 2");
+  }
+}
+
+TEST(a_task_for_fewer_lanes_than_there_are_is_refused) {
+  ft::ThreadPool pool(std::vector<int>{0, 0});
+  const Shape shape{1, 32, 32};
+  const Layer layer = make_layer(Format::F32, Format::F32, Format::F32, shape, false, 800);
+  const Batch b = make_batch(shape, 1, 1, 1);
+  std::vector<float> y(32);
+  const ft::ExpertArgs args{&layer.bank, b.x.data(), b.ids.data(), b.weights.data(), y.data(), 1, 1};
+  CHECK_THROWS(pool.run(*ft::make_expert_task(ft::select_kernels(nullptr), args, 1)), std::logic_error,
+               "made for 1 lanes runs on 2");
+}
+
+FT_TEST_MAIN

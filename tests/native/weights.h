@@ -1,0 +1,155 @@
+// Random weight matrices in every format, with a plain double-precision reading of them that shares
+// nothing with the kernels.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "core/cpu_features.h"
+#include "formats/format.h"
+#include "ops/kernel_set.h"
+
+namespace weights {
+
+constexpr ft::Format kAll[] = {ft::Format::F32,  ft::Format::F16,  ft::Format::BF16,
+                               ft::Format::Q8_0, ft::Format::Q4_0, ft::Format::Q4_1};
+constexpr ft::Format kQuantized[] = {ft::Format::Q8_0, ft::Format::Q4_0, ft::Format::Q4_1};
+
+inline bool quantized(ft::Format f) { return ft::format_info(f).scales_bytes != 0; }
+
+// Every instruction set that this host runs.
+inline std::vector<const ft::KernelSet*> kernel_sets() {
+  std::vector<const ft::KernelSet*> sets;
+  for (const std::string& isa : ft::host_isas()) sets.push_back(&ft::select_kernels(isa.c_str()));
+  return sets;
+}
+
+inline double half(std::uint16_t h) {
+  const int exponent = (h >> 10) & 31;
+  const double mantissa = h & 1023;
+  const double magnitude =
+      exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+  return (h & 0x8000) != 0 ? -magnitude : magnitude;
+}
+
+// A finite float16, its exponent field within [low, high].
+inline std::uint16_t random_half(std::mt19937& rng, int low, int high) {
+  const auto exponent = static_cast<std::uint16_t>(low + static_cast<int>(rng() % static_cast<unsigned>(high - low + 1)));
+  return static_cast<std::uint16_t>((rng() & 0x83ffu) | static_cast<unsigned>(exponent << 10));
+}
+
+struct Weights {
+  ft::PackedMatrix matrix;
+  std::vector<std::uint8_t> codes, scales;   // the memory; `scales` only if in planes
+  double at(std::int64_t row, std::int64_t col) const;
+};
+
+inline double Weights::at(std::int64_t row, std::int64_t col) const {
+  const ft::FormatInfo& info = ft::format_info(matrix.format);
+  const std::int64_t block = col / info.block_elements;
+  const int i = static_cast<int>(col % info.block_elements);
+  const std::uint8_t* c = matrix.codes + row * matrix.code_row_stride + block * matrix.code_block_stride;
+  const std::uint8_t* s = matrix.scales + row * matrix.scale_row_stride + block * matrix.scale_block_stride;
+  std::uint16_t u16[2] = {};
+  std::memcpy(u16, quantized(matrix.format) ? s : c,
+              static_cast<std::size_t>(quantized(matrix.format) ? info.scales_bytes : 2));
+  const auto nibble = [&] { return i < 16 ? c[i] & 15 : c[i - 16] >> 4; };
+  switch (matrix.format) {
+    case ft::Format::F32: {
+      float v;
+      std::memcpy(&v, c, sizeof v);
+      return v;
+    }
+    case ft::Format::F16: return half(u16[0]);
+    case ft::Format::BF16: {
+      const std::uint32_t bits = static_cast<std::uint32_t>(u16[0]) << 16;
+      float v;
+      std::memcpy(&v, &bits, sizeof v);
+      return v;
+    }
+    case ft::Format::Q8_0: return static_cast<std::int8_t>(c[i]) * half(u16[0]);
+    case ft::Format::Q4_0: return (nibble() - 8) * half(u16[0]);
+    case ft::Format::Q4_1: return nibble() * half(u16[0]) + half(u16[1]);
+  }
+  return std::nan("");
+}
+
+// Random codes (every one of them), and scales with exponent fields in [low, high] (0: subnormal, 30:
+// up to 65504). In planes, the codes and the scales lie apart, and rows have a gap between them. The
+// memory ends with the last byte of the matrix, so that a sanitizer sees what reads beyond.
+inline Weights random_weights(ft::Format format, std::int64_t rows, std::int64_t cols, unsigned seed,
+                              bool planes = false, int low = 8, int high = 12) {
+  std::mt19937 rng(seed);
+  const ft::FormatInfo& info = ft::format_info(format);
+  const std::int64_t blocks = cols / info.block_elements;
+  Weights w;
+  if (planes && quantized(format)) {
+    const std::int64_t code_row = blocks * info.codes_bytes + 16;
+    const std::int64_t scale_row = blocks * info.scales_bytes + 6;
+    w.codes.resize(static_cast<std::size_t>((rows - 1) * code_row + blocks * info.codes_bytes));
+    w.scales.resize(static_cast<std::size_t>((rows - 1) * scale_row + blocks * info.scales_bytes));
+    w.matrix = {format, rows, cols, w.codes.data(), w.scales.data(), code_row, info.codes_bytes,
+                scale_row, info.scales_bytes};
+  } else {
+    w.codes.resize(static_cast<std::size_t>(rows * blocks * info.block_bytes));
+    w.matrix = ft::interleaved(format, w.codes.data(), rows, cols);
+  }
+  for (std::uint8_t& byte : w.codes) byte = static_cast<std::uint8_t>(rng());
+  std::normal_distribution<float> normal;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t b = 0; b < blocks; ++b) {
+      auto* code = const_cast<std::uint8_t*>(w.matrix.codes + r * w.matrix.code_row_stride +
+                                             b * w.matrix.code_block_stride);
+      auto* scale = const_cast<std::uint8_t*>(w.matrix.scales + r * w.matrix.scale_row_stride +
+                                              b * w.matrix.scale_block_stride);
+      const float v = normal(rng);
+      std::uint32_t bits;
+      std::memcpy(&bits, &v, sizeof bits);
+      const std::uint16_t top = static_cast<std::uint16_t>(bits >> 16);
+      const std::uint16_t f16[2] = {random_half(rng, low, high), random_half(rng, low, high)};
+      if (format == ft::Format::F32) std::memcpy(code, &v, 4);
+      else if (format == ft::Format::BF16) std::memcpy(code, &top, 2);
+      else if (format == ft::Format::F16) std::memcpy(code, f16, 2);
+      else std::memcpy(scale, f16, static_cast<std::size_t>(info.scales_bytes));
+    }
+  }
+  return w;
+}
+
+inline std::vector<float> random_floats(std::int64_t n, unsigned seed) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> v(static_cast<std::size_t>(n));
+  for (float& x : v) x = normal(rng);
+  return v;
+}
+
+// The int8 form of activations, by its definition: d = max|x| / 127, q = round(x / d).
+struct Int8 {
+  std::vector<std::int8_t> q;
+  std::vector<float> d;
+  std::vector<std::int32_t> sum;
+};
+
+inline Int8 to_int8(const std::vector<float>& x) {
+  Int8 r;
+  for (std::size_t b = 0; b + 32 <= x.size(); b += 32) {
+    float largest = 0;
+    for (std::size_t i = b; i < b + 32; ++i) largest = std::fmax(largest, std::fabs(x[i]));
+    const float d = largest / 127.0f;
+    std::int32_t sum = 0;
+    for (std::size_t i = b; i < b + 32; ++i) {
+      const float q = d > 0 ? std::fmin(std::fmax(std::nearbyint(x[i] / d), -127.0f), 127.0f) : 0.0f;
+      r.q.push_back(static_cast<std::int8_t>(q));
+      sum += r.q.back();
+    }
+    r.d.push_back(d);
+    r.sum.push_back(sum);
+  }
+  return r;
+}
+
+}  // namespace weights
