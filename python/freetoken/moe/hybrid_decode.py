@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 # (hidden_states [T, H], topk_weights [T, K], slots int32 [T, K], all >= 0) -> [T, H]
@@ -87,7 +88,7 @@ class HybridDecodeExecutor(Generic[PendingT]):
         on_gpu = topk_ids >= 0
         cpu_ids = raw_ids.masked_fill(on_gpu, -1)
         gpu_slots = topk_ids.clamp_min(0)
-        gpu_weights = request.topk_weights.masked_fill(~on_gpu, 0.0)
+        gpu_weights = torch.where(on_gpu, request.topk_weights, 0.0)
 
         pending = self._cpu.decode_submit(layer_id, hidden, request.topk_weights, cpu_ids)
         if not self.overlap:
