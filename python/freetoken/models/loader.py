@@ -52,8 +52,7 @@ def load_decoder(checkpoint: Checkpoint, spec: DecoderSpec, ops: Ops, make_moe: 
     `make_moe` gets the experts of all MoE layers and makes their runtime, which stays the caller's
     to close; it is not called for a dense model. Raises CheckpointError.
     """
-    family = family_of(checkpoint)
-    names = family.gguf_names if checkpoint.kind == "gguf" else family.hf_names
+    names = family_of(checkpoint).names(checkpoint)
     check_tensors(checkpoint, spec, names)
     return _Builder(checkpoint, spec, names, ops).decoder(make_moe)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from freetoken.checkpoints.base import Checkpoint
 from freetoken.errors import CheckpointError
 from freetoken.models.fields import Fields
-from freetoken.models.names import GGUF_NAMES, TensorNames, bias_of
+from freetoken.models.names import GGUF_NAMES, HF_NAMES, TensorNames, bias_of
 from freetoken.models.rotary import gguf_rotary, hf_rotary
 from freetoken.models.spec import AttentionSpec, DecoderSpec, DenseMlpSpec, MoeSpec
 
@@ -21,13 +21,22 @@ Mlps = tuple[DenseMlpSpec | MoeSpec, ...]
 class Family:
     """How to read the checkpoints of one architecture.
 
-    `hf_spec` reads config.json, `gguf_spec` the GGUF keys; the names are those of each kind.
+    `hf_spec` reads config.json, `gguf_spec` the GGUF keys. `hf_names` are the schemes that
+    Hugging Face checkpoints use, the usual one first.
     """
 
     hf_spec: Callable[[Fields], DecoderSpec]
     gguf_spec: Callable[[Checkpoint, Fields], DecoderSpec]
-    hf_names: TensorNames
-    gguf_names: TensorNames
+    hf_names: tuple[TensorNames, ...] = (HF_NAMES,)
+
+    def names(self, checkpoint: Checkpoint) -> TensorNames:
+        """The scheme that the checkpoint follows: schemes differ in the router's name."""
+        if checkpoint.kind == "gguf":
+            return GGUF_NAMES
+        for names in self.hf_names:
+            if names.router.format(layer=0) in checkpoint:
+                return names
+        return self.hf_names[0]
 
 
 def hf_decoder(

@@ -13,7 +13,6 @@ from freetoken.models.families.common import (
     one_window,
 )
 from freetoken.models.fields import Fields
-from freetoken.models.names import GGUF_NAMES, HF_NAMES
 from freetoken.models.spec import DecoderSpec, DenseMlpSpec
 
 MISTRAL_WINDOW = 4096  # what transformers assumes where a Mistral config is silent
@@ -59,5 +58,5 @@ def _gguf_spec(checkpoint: Checkpoint, keys: Fields) -> DecoderSpec:
     )
 
 
-LLAMA = Family(_hf_spec, _gguf_spec, HF_NAMES, GGUF_NAMES)
-MISTRAL = Family(_mistral_spec, _gguf_spec, HF_NAMES, GGUF_NAMES)
+LLAMA = Family(_hf_spec, _gguf_spec)
+MISTRAL = Family(_mistral_spec, _gguf_spec)

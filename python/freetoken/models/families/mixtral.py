@@ -18,7 +18,7 @@ from freetoken.models.families.common import (
     moe_spec,
 )
 from freetoken.models.fields import Fields
-from freetoken.models.names import GGUF_NAMES, HF_NAMES, SeparateExperts
+from freetoken.models.names import HF_NAMES, SeparateExperts
 from freetoken.models.spec import DecoderSpec
 
 _MOE = "model.layers.{layer}.block_sparse_moe."
@@ -31,7 +31,6 @@ _HUB_NAMES = replace(
             up=_MOE + "experts.{expert}.w3.weight",
             down=_MOE + "experts.{expert}.w2.weight",
         ),
-        *HF_NAMES.experts,
     ),
 )
 
@@ -69,4 +68,4 @@ def _gguf_spec(checkpoint: Checkpoint, keys: Fields) -> DecoderSpec:
     )
 
 
-MIXTRAL = Family(_hf_spec, _gguf_spec, _HUB_NAMES, GGUF_NAMES)
+MIXTRAL = Family(_hf_spec, _gguf_spec, hf_names=(_HUB_NAMES, HF_NAMES))

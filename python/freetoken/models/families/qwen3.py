@@ -13,7 +13,6 @@ from freetoken.models.families.common import (
     one_window,
 )
 from freetoken.models.fields import Fields
-from freetoken.models.names import GGUF_NAMES, HF_NAMES
 from freetoken.models.spec import DecoderSpec, DenseMlpSpec
 
 _KINDS = ("full_attention", "sliding_attention")
@@ -61,4 +60,4 @@ def _gguf_spec(checkpoint: Checkpoint, keys: Fields) -> DecoderSpec:
     )
 
 
-QWEN3 = Family(_hf_spec, _gguf_spec, HF_NAMES, GGUF_NAMES)
+QWEN3 = Family(_hf_spec, _gguf_spec)

@@ -14,7 +14,6 @@ from freetoken.models.families.common import (
     moe_spec,
 )
 from freetoken.models.fields import Fields
-from freetoken.models.names import GGUF_NAMES, HF_NAMES
 from freetoken.models.spec import DecoderSpec, DenseMlpSpec, MoeSpec
 
 
@@ -71,4 +70,4 @@ def _gguf_spec(checkpoint: Checkpoint, keys: Fields) -> DecoderSpec:
     )
 
 
-QWEN3_MOE = Family(_hf_spec, _gguf_spec, HF_NAMES, GGUF_NAMES)
+QWEN3_MOE = Family(_hf_spec, _gguf_spec)
