@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 (text in many scripts is the point)
 """Small tokenizers, trained on the spot, as GGUF metadata and as Hugging Face directories."""
 
 from __future__ import annotations

@@ -8,14 +8,6 @@ import pytest
 import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.tokenizer_files import (
-    SPM_USER_DEFINED,
-    TEXTS,
-    FakeCheckpoint,
-    sentencepiece_metadata,
-    trained_sentencepiece,
-    write_files,
-)
 
 from freetoken.errors import CheckpointError
 from freetoken.tokenizer import Tokenizer, load_tokenizer
@@ -24,6 +16,14 @@ from freetoken.tokenizer.sentencepiece import (
     ScoreMergeEncoder,
     SpecialText,
     merge_by_score,
+)
+from support.tokenizer_files import (
+    SPM_USER_DEFINED,
+    TEXTS,
+    FakeCheckpoint,
+    sentencepiece_metadata,
+    trained_sentencepiece,
+    write_files,
 )
 
 VARIANTS = [
