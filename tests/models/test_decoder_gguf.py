@@ -9,8 +9,9 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from freetoken.models import Phase
 from gguf import GGMLQuantizationType as Q
+
+from freetoken.models import Phase
 from support.decoding import Runner, relative_error
 from support.int8_bound import logit_bound
 from support.ops_under_test import make_ops

@@ -8,11 +8,12 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Q
+from safetensors.torch import load_file, save_file
+
 from freetoken.checkpoints import open_checkpoint
 from freetoken.errors import CheckpointError
 from freetoken.models import Decoder, DenseMlpSpec, MoeSpec, load_decoder, read_spec
-from gguf import GGMLQuantizationType as Q
-from safetensors.torch import load_file, save_file
 from support.decoding import Runner, relative_error
 from support.ops_under_test import make_ops
 from support.reference_ops import ReferenceOps
@@ -74,7 +75,7 @@ def test_a_long_list_is_cut_and_counted(tmp_path: Path) -> None:
 def test_another_models_config_is_refused_without_listing_millions(tmp_path: Path) -> None:
     save(tmp_path, "qwen3_moe")
     rewrite_config(tmp_path, num_hidden_layers=4000, num_local_experts=60000)
-    with pytest.raises(CheckpointError, match="1000 missing|more"):
+    with pytest.raises(CheckpointError, match=r"1000 missing"):
         load(tmp_path)
 
 

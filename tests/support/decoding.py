@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+
 from freetoken.checkpoints import open_checkpoint
 from freetoken.kvcache import KVCache
 from freetoken.models import DecoderSpec, ForwardBatch, MoeSpec, Phase, load_decoder, read_spec
