@@ -1,0 +1,335 @@
+#include "bindings/context.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "core/topology.h"
+#include "ops/kernel_set.h"
+
+namespace ft::py {
+namespace {
+
+using Floats1 = View<const float, 1>;
+using Floats2 = View<const float, 2>;
+using Floats3 = View<const float, 3>;
+using Floats4 = View<const float, 4>;
+
+constexpr int kMaxThreads = 1024;
+constexpr std::int64_t kAny = -1;
+
+// Native work without the GIL.
+template <class Work>
+void unlocked(Work work) {
+  const nb::gil_scoped_release release;
+  work();
+}
+
+// Every value of `ids` must lie in [low, high): a wrong one would read or write foreign memory.
+template <class Ids>
+void check_range(const Ids& ids, std::int64_t low, std::int64_t high) {
+  for (std::int64_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < low || ids[i] >= high) {
+      ids.refuse(std::to_string(ids[i]) + " at position " + std::to_string(i),
+                 "numbers from " + std::to_string(low) + " to " + std::to_string(high - 1));
+    }
+  }
+}
+
+// Every page that a token will read must exist.
+void check_pages(const View<const std::int32_t, 2>& table, const View<const std::int32_t, 1>& sequence,
+                 const View<const std::int32_t, 1>& positions, std::int64_t page_tokens, std::int64_t pages) {
+  for (std::int64_t t = 0; t < sequence.size(); ++t) {
+    if (sequence[t] < 0) continue;
+    const std::int32_t* row = table.data() + sequence[t] * table.shape(1);
+    const std::int64_t used = positions[t] / page_tokens + 1;
+    // Tokens of one sequence share their pages: only the furthest of a run needs the look.
+    if (t + 1 < sequence.size() && sequence[t + 1] == sequence[t] && positions[t + 1] >= positions[t]) continue;
+    const bool ok = std::all_of(row, row + used, [&](std::int32_t page) { return page >= 0 && page < pages; });
+    if (!ok) {
+      table.refuse("a page out of range for sequence " + std::to_string(sequence[t]),
+                   "pages from 0 to " + std::to_string(pages - 1));
+    }
+  }
+}
+
+// The arrays of an expert call, checked against the bank and each other.
+struct ExpertCall {
+  ExpertCall(const Bank& bank, Array x_array, Array weights_array, Array ids_array, Array out_array)
+      : bank(bank), x("x", x_array), weights("weights", weights_array), ids("ids", ids_array), out("out", out_array) {
+    x.expect({kAny, bank.hidden()});
+    weights.expect({x.shape(0), kAny});
+    ids.expect_like(weights);
+    out.expect_like(x);
+    check_range(ids, -1, bank.experts());
+  }
+
+  bool has_routes() const {
+    for (std::int64_t i = 0; i < ids.size(); ++i) {
+      if (ids[i] >= 0 && weights[i] != 0.0f) return true;
+    }
+    return false;
+  }
+
+  std::unique_ptr<Task> task(const KernelSet& kernels, int lanes) const {
+    const ExpertArgs args{&bank.bank, x.data(), ids.data(), weights.data(), out.data(), x.shape(0), ids.shape(1)};
+    return make_expert_task(kernels, args, lanes);
+  }
+
+  const Bank& bank;
+  Floats2 x, weights;
+  View<const std::int32_t, 2> ids;
+  View<float, 2> out;
+};
+
+}  // namespace
+
+Pending::~Pending() {
+  if (done()) return;
+  try {   // the work reads and writes the arrays that are released here
+    unlocked([&] { pool_->wait(*ticket_); });
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    PyErr_WriteUnraisable(nullptr);
+  }
+}
+
+void Pending::wait() {
+  unlocked([&] { pool_->wait(*ticket_); });
+}
+
+Context::Context(std::optional<int> threads, const std::optional<std::string>& isa)
+    : kernels_(&select_kernels(isa ? isa->c_str() : nullptr)) {
+  if (threads && (*threads < 1 || *threads > kMaxThreads)) {
+    throw nb::value_error(("threads: found " + std::to_string(*threads) + ", expected 1 to " +
+                           std::to_string(kMaxThreads)).c_str());
+  }
+  cpus_ = plan_threads(threads.value_or(0), physical_cpus(allowed_cpus()), cpu_quota());
+  pool_ = std::make_shared<ThreadPool>(cpus_);
+}
+
+const char* Context::isa() const { return kernels_->isa; }
+
+std::shared_ptr<ThreadPool> Context::pool() const {
+  if (pool_ == nullptr) throw std::runtime_error("this Context has been closed; make a new one");
+  return pool_;
+}
+
+void Context::close() {
+  auto last = std::move(pool_);   // work under way holds the pool too, and is finished first
+  unlocked([&] { last.reset(); });
+}
+
+void Context::linear(const Matrix& w, Array x_array, std::optional<Array> bias_array, Array out_array) const {
+  const Floats2 x("x", x_array);
+  const View<float, 2> out("out", out_array);
+  x.expect({kAny, w.packed.cols});
+  out.expect({x.shape(0), w.packed.rows});
+  std::optional<Floats1> bias;
+  if (bias_array) {
+    bias.emplace("bias", *bias_array);
+    bias->expect({w.packed.rows});
+  }
+  const auto pool = this->pool();
+  unlocked([&] {
+    ft::linear(*pool, *kernels_, w.packed, x.data(), bias ? bias->data() : nullptr, out.data(), x.shape(0));
+  });
+}
+
+void Context::embed(const Matrix& w, Array ids_array, Array out_array) const {
+  const View<const std::int64_t, 1> ids("ids", ids_array);
+  const View<float, 2> out("out", out_array);
+  out.expect({ids.shape(0), w.packed.cols});
+  check_range(ids, 0, w.packed.rows);
+  const auto pool = this->pool();
+  unlocked([&] { ft::embed(*pool, *kernels_, w.packed, ids.data(), out.data(), ids.shape(0)); });
+}
+
+void Context::rms_norm(Array x_array, Array weight_array, float eps, Array out_array) const {
+  const Floats2 x("x", x_array);
+  const Floats1 weight("weight", weight_array);
+  const View<float, 2> out("out", out_array);
+  weight.expect({x.shape(1)});
+  out.expect_like(x);
+  const auto pool = this->pool();
+  unlocked([&] {
+    ft::rms_norm(*pool, *kernels_, x.data(), weight.data(), eps, out.data(), x.shape(0), x.shape(1));
+  });
+}
+
+void Context::add_rms_norm(Array x_array, Array residual_array, Array weight_array, float eps,
+                           Array out_array) const {
+  const Floats2 x("x", x_array);
+  const View<float, 2> residual("residual", residual_array);
+  const Floats1 weight("weight", weight_array);
+  const View<float, 2> out("out", out_array);
+  residual.expect_like(x);
+  weight.expect({x.shape(1)});
+  out.expect_like(x);
+  const auto pool = this->pool();
+  unlocked([&] {
+    ft::add_rms_norm(*pool, *kernels_, x.data(), residual.data(), weight.data(), eps, out.data(), x.shape(0),
+                     x.shape(1));
+  });
+}
+
+void Context::silu_mul(Array gate_array, Array up_array, Array out_array) const {
+  const Floats2 gate("gate", gate_array);
+  const Floats2 up("up", up_array);
+  const View<float, 2> out("out", out_array);
+  up.expect_like(gate);
+  out.expect_like(gate);
+  const auto pool = this->pool();
+  unlocked([&] { ft::silu_mul(*pool, *kernels_, gate.data(), up.data(), out.data(), gate.size()); });
+}
+
+void Context::rotary(Array q_array, Array k_array, Array cos_array, Array sin_array, bool interleaved) const {
+  const View<float, 3> q("q", q_array);
+  const View<float, 3> k("k", k_array);
+  const Floats2 cos("cos", cos_array);
+  const Floats2 sin("sin", sin_array);
+  k.expect({q.shape(0), kAny, q.shape(2)});
+  cos.expect({q.shape(0), kAny});
+  sin.expect_like(cos);
+  if (2 * cos.shape(1) > q.shape(2)) {
+    cos.refuse(std::to_string(cos.shape(1)) + " angles", "at most half of the head's " + std::to_string(q.shape(2)));
+  }
+  const RotaryArgs args{q.data(), k.data(), cos.data(), sin.data(), q.shape(0), q.shape(1), k.shape(1),
+                        q.shape(2), 2 * cos.shape(1), interleaved};
+  const auto pool = this->pool();
+  unlocked([&] { ft::rotary(*pool, *kernels_, args); });
+}
+
+void Context::write_kv(Array k_array, Array v_array, Array k_cache_array, Array v_cache_array,
+                       Array slots_array) const {
+  const Floats3 k("k", k_array);
+  const Floats3 v("v", v_array);
+  const View<float, 4> k_cache("k_cache", k_cache_array);
+  const View<float, 4> v_cache("v_cache", v_cache_array);
+  const View<const std::int64_t, 1> slots("slots", slots_array);
+  v.expect_like(k);
+  k_cache.expect({kAny, kAny, k.shape(1), k.shape(2)});
+  v_cache.expect_like(k_cache);
+  slots.expect({k.shape(0)});
+  check_range(slots, 0, k_cache.shape(0) * k_cache.shape(1));
+  unlocked([&] {
+    ft::write_kv(k.data(), v.data(), k_cache.data(), v_cache.data(), slots.data(), k.shape(0),
+                 k.shape(1) * k.shape(2));
+  });
+}
+
+void Context::paged_attention(Array q_array, Array k_cache_array, Array v_cache_array, Array table_array,
+                              Array sequence_array, Array positions_array, float scale,
+                              std::optional<std::int64_t> window, Array out_array) const {
+  const Floats3 q("q", q_array);
+  const Floats4 k_cache("k_cache", k_cache_array);
+  const Floats4 v_cache("v_cache", v_cache_array);
+  const View<const std::int32_t, 2> table("block_table", table_array);
+  const View<const std::int32_t, 1> sequence("sequence", sequence_array);
+  const View<const std::int32_t, 1> positions("positions", positions_array);
+  const View<float, 3> out("out", out_array);
+  k_cache.expect({kAny, kAny, kAny, q.shape(2)});
+  v_cache.expect_like(k_cache);
+  sequence.expect({q.shape(0)});
+  positions.expect_like(sequence);
+  out.expect_like(q);
+  const std::int64_t page_tokens = k_cache.shape(1);
+  const std::int64_t kv_heads = k_cache.shape(2);
+  if (kv_heads == 0 || q.shape(1) % kv_heads != 0) {
+    q.refuse(std::to_string(q.shape(1)) + " heads", "a multiple of the " + std::to_string(kv_heads) + " key heads");
+  }
+  if (window && *window < 1) throw nb::value_error("window: expected at least 1, or None for no window");
+  check_range(sequence, -1, table.shape(0));
+  check_range(positions, 0, table.shape(1) * page_tokens);
+  check_pages(table, sequence, positions, page_tokens, k_cache.shape(0));
+  const AttentionArgs args{q.data(), k_cache.data(), v_cache.data(), table.data(), sequence.data(),
+                           positions.data(), out.data(), q.shape(0), q.shape(1), kv_heads, q.shape(2),
+                           page_tokens, table.shape(1), scale, window.value_or(0)};
+  const auto pool = this->pool();
+  unlocked([&] { ft::paged_attention(*pool, *kernels_, args); });
+}
+
+void Context::route_topk(Array logits_array, bool renormalize, Array weights_array, Array ids_array) const {
+  const Floats2 logits("logits", logits_array);
+  const View<float, 2> weights("weights", weights_array);
+  const View<std::int32_t, 2> ids("ids", ids_array);
+  weights.expect({logits.shape(0), kAny});
+  ids.expect_like(weights);
+  const std::int64_t top_k = weights.shape(1);
+  if (top_k < 1 || top_k > logits.shape(1)) {
+    weights.refuse("top_k " + std::to_string(top_k), "1 to the " + std::to_string(logits.shape(1)) + " experts");
+  }
+  unlocked([&] {
+    ft::route_topk(logits.data(), logits.shape(0), logits.shape(1), top_k, renormalize, weights.data(), ids.data());
+  });
+}
+
+void Context::experts(const Bank& bank, Array x, Array weights, Array ids, Array out) const {
+  const ExpertCall call(bank, x, weights, ids, out);
+  const auto pool = this->pool();
+  unlocked([&] {
+    const auto task = call.task(*kernels_, pool->size());
+    pool->run(*task);
+  });
+}
+
+std::unique_ptr<Pending> Context::experts_submit(nb::handle_t<Bank> bank, Array x, Array weights,
+                                                 Array ids, Array out) const {
+  const ExpertCall call(nb::cast<const Bank&>(bank), x, weights, ids, out);
+  auto pool = this->pool();
+  std::vector<nb::object> arrays{nb::borrow(bank)};
+  for (const Array array : {x, weights, ids, out}) arrays.push_back(nb::borrow(array.object));
+  std::shared_ptr<ThreadPool::Ticket> ticket;
+  unlocked([&] {
+    if (call.has_routes()) {
+      ticket = pool->submit(call.task(*kernels_, pool->size()));
+    } else {   // nothing to compute: no worker is woken
+      std::fill_n(call.out.data(), call.out.size(), 0.0f);
+      ticket = ThreadPool::completed();
+    }
+  });
+  return std::make_unique<Pending>(std::move(pool), std::move(ticket), std::move(arrays));
+}
+
+void bind_context(nb::module_& module) {
+  nb::class_<Pending>(module, "Pending", "Expert work under way. Keeps its arrays alive.")
+      .def("wait", &Pending::wait, "Block until the output is written. May be called again.")
+      .def_prop_ro("done", &Pending::done);
+
+  nb::class_<Context>(module, "Context",
+                      "A worker pool and the kernels of one instruction set. The operators write into "
+                      "arrays that the caller gives; freetoken.kernels.base says what each computes.")
+      .def(nb::init<std::optional<int>, const std::optional<std::string>&>(), nb::arg("threads") = nb::none(),
+           nb::arg("isa") = nb::none(),
+           "threads: default one per physical core within the affinity mask and the cgroup's quota. "
+           "isa: default the best of detected_isas().")
+      .def_prop_ro("isa", &Context::isa)
+      .def_prop_ro("threads", &Context::threads)
+      .def_prop_ro("cpus", &Context::cpus, "The CPU of each thread; -1: not pinned.")
+      .def("close", &Context::close, "Finish what was submitted and end the threads.")
+      .def("linear", &Context::linear, nb::arg("w"), nb::arg("x"), nb::arg("bias").none(), nb::arg("out"))
+      .def("embed", &Context::embed, nb::arg("w"), nb::arg("ids"), nb::arg("out"))
+      .def("rms_norm", &Context::rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out"))
+      .def("add_rms_norm", &Context::add_rms_norm, nb::arg("x"), nb::arg("residual"), nb::arg("weight"),
+           nb::arg("eps"), nb::arg("out"))
+      .def("silu_mul", &Context::silu_mul, nb::arg("gate"), nb::arg("up"), nb::arg("out"))
+      .def("rotary", &Context::rotary, nb::arg("q"), nb::arg("k"), nb::arg("cos"), nb::arg("sin"),
+           nb::arg("interleaved"))
+      .def("write_kv", &Context::write_kv, nb::arg("k"), nb::arg("v"), nb::arg("k_cache"), nb::arg("v_cache"),
+           nb::arg("slots"))
+      .def("paged_attention", &Context::paged_attention, nb::arg("q"), nb::arg("k_cache"), nb::arg("v_cache"),
+           nb::arg("block_table"), nb::arg("sequence"), nb::arg("positions"), nb::arg("scale"),
+           nb::arg("window").none(), nb::arg("out"))
+      .def("route_topk", &Context::route_topk, nb::arg("logits"), nb::arg("renormalize"), nb::arg("weights"),
+           nb::arg("ids"))
+      .def("experts", &Context::experts, nb::arg("bank"), nb::arg("x"), nb::arg("weights"), nb::arg("ids"),
+           nb::arg("out"))
+      .def("experts_submit", &Context::experts_submit, nb::arg("bank"), nb::arg("x"), nb::arg("weights"),
+           nb::arg("ids"), nb::arg("out"));
+}
+
+}  // namespace ft::py

@@ -1,0 +1,71 @@
+// A worker pool and a set of kernels, and the operators run with them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+
+#include "bindings/arrays.h"
+#include "bindings/weights.h"
+#include "core/pool.h"
+#include "ops/ops.h"
+
+namespace ft::py {
+
+// Expert work on the pool's threads. Holds every array that the work touches until it has finished.
+class Pending {
+ public:
+  Pending(std::shared_ptr<ThreadPool> pool, std::shared_ptr<ThreadPool::Ticket> ticket,
+          std::vector<nb::object> arrays)
+      : pool_(std::move(pool)), ticket_(std::move(ticket)), arrays_(std::move(arrays)) {}
+  ~Pending();
+  Pending(const Pending&) = delete;
+  Pending& operator=(const Pending&) = delete;
+
+  bool done() const { return ThreadPool::done(*ticket_); }
+  void wait();
+
+ private:
+  std::shared_ptr<ThreadPool> pool_;
+  std::shared_ptr<ThreadPool::Ticket> ticket_;
+  std::vector<nb::object> arrays_;
+};
+
+class Context {
+ public:
+  Context(std::optional<int> threads, const std::optional<std::string>& isa);
+
+  const char* isa() const;
+  const std::vector<int>& cpus() const { return cpus_; }
+  int threads() const { return static_cast<int>(cpus_.size()); }
+  void close();
+
+  void linear(const Matrix& w, Array x, std::optional<Array> bias, Array out) const;
+  void embed(const Matrix& w, Array ids, Array out) const;
+  void rms_norm(Array x, Array weight, float eps, Array out) const;
+  void add_rms_norm(Array x, Array residual, Array weight, float eps, Array out) const;
+  void silu_mul(Array gate, Array up, Array out) const;
+  void rotary(Array q, Array k, Array cos, Array sin, bool interleaved) const;
+  void write_kv(Array k, Array v, Array k_cache, Array v_cache, Array slots) const;
+  void paged_attention(Array q, Array k_cache, Array v_cache, Array block_table, Array sequence,
+                       Array positions, float scale, std::optional<std::int64_t> window, Array out) const;
+  void route_topk(Array logits, bool renormalize, Array weights, Array ids) const;
+  void experts(const Bank& bank, Array x, Array weights, Array ids, Array out) const;
+  std::unique_ptr<Pending> experts_submit(nb::handle_t<Bank> bank, Array x, Array weights, Array ids,
+                                          Array out) const;
+
+ private:
+  std::shared_ptr<ThreadPool> pool() const;   // RuntimeError if closed
+
+  std::vector<int> cpus_;
+  const KernelSet* kernels_;
+  std::shared_ptr<ThreadPool> pool_;
+};
+
+void bind_context(nb::module_& module);
+
+}  // namespace ft::py

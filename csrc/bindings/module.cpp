@@ -1,0 +1,19 @@
+// The extension module freetoken._native.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/context.h"
+#include "bindings/weights.h"
+#include "core/cpu_features.h"
+#include "core/topology.h"
+
+NB_MODULE(_native, module) {
+  module.doc() = "The native core: worker pool, kernels and the CPU operators.";
+  module.def("detected_isas", &ft::host_isas,
+             "Instruction sets with kernels in this build that this host can run, best last.");
+  module.def("physical_cpus", [] { return ft::physical_cpus(ft::allowed_cpus()); },
+             "One logical CPU per physical core inside the affinity mask.");
+  ft::py::bind_weights(module);
+  ft::py::bind_context(module);
+}

@@ -1,0 +1,131 @@
+"""The native core: worker pool, kernels and the CPU operators."""
+
+import enum
+from typing import Any
+
+import numpy.typing
+import torch
+
+
+def detected_isas() -> list[str]:
+    """
+    Instruction sets with kernels in this build that this host can run, best last.
+    """
+
+def physical_cpus() -> list[int]:
+    """One logical CPU per physical core inside the affinity mask."""
+
+class Format(enum.Enum):
+    """A weight format that has native kernels."""
+
+    F32 = 0
+
+    F16 = 1
+
+    BF16 = 2
+
+    Q8_0 = 3
+
+    Q4_0 = 4
+
+    Q4_1 = 5
+
+class Activation(enum.Enum):
+    """What stands between gate and up of an expert."""
+
+    SiLU = 0
+
+class Matrix:
+    """A weight matrix [rows, cols] over packed bytes, kept alive."""
+
+    def __init__(self, format: Format, data: torch.Tensor | numpy.typing.NDArray[Any], rows: int, cols: int) -> None:
+        """data: uint8 [n], exactly the bytes of the rows."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def cols(self) -> int: ...
+
+    @property
+    def format(self) -> Format: ...
+
+class ExpertPart:
+    """Gate, up or down of every expert, as addresses."""
+
+    def __init__(self, format: Format, rows: int, cols: int, codes: torch.Tensor | numpy.typing.NDArray[Any], scales: torch.Tensor | numpy.typing.NDArray[Any], code_row_stride_bytes: int, code_block_stride_bytes: int, scale_row_stride_bytes: int, scale_block_stride_bytes: int) -> None:
+        """
+        codes, scales: uint64 [E], where each expert's codes and scales begin. The caller vouches for the memory behind them.
+        """
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def cols(self) -> int: ...
+
+class ExpertBank:
+    """The experts of one layer: gate and up [I, H], down [H, I]."""
+
+    def __init__(self, gate: ExpertPart, up: ExpertPart, down: ExpertPart, activation: Activation, owner: object | None) -> None:
+        """owner: whatever keeps the memory behind the addresses alive."""
+
+    @property
+    def experts(self) -> int: ...
+
+    @property
+    def hidden(self) -> int: ...
+
+class Pending:
+    """Expert work under way. Keeps its arrays alive."""
+
+    def wait(self) -> None:
+        """Block until the output is written. May be called again."""
+
+    @property
+    def done(self) -> bool: ...
+
+class Context:
+    """
+    A worker pool and the kernels of one instruction set. The operators write into arrays that the caller gives; freetoken.kernels.base says what each computes.
+    """
+
+    def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
+        """
+        threads: default one per physical core within the affinity mask and the cgroup's quota. isa: default the best of detected_isas().
+        """
+
+    @property
+    def isa(self) -> str: ...
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def cpus(self) -> list[int]:
+        """The CPU of each thread; -1: not pinned."""
+
+    def close(self) -> None:
+        """Finish what was submitted and end the threads."""
+
+    def linear(self, w: Matrix, x: torch.Tensor | numpy.typing.NDArray[Any], bias: torch.Tensor | numpy.typing.NDArray[Any] | None, out: torch.Tensor | numpy.typing.NDArray[Any]) -> None: ...
+
+    def embed(self, w: Matrix, ids: torch.Tensor | numpy.typing.NDArray[Any], out: torch.Tensor | numpy.typing.NDArray[Any]) -> None: ...
+
+    def rms_norm(self, x: torch.Tensor | numpy.typing.NDArray[Any], weight: torch.Tensor | numpy.typing.NDArray[Any], eps: float, out: torch.Tensor | numpy.typing.NDArray[Any]) -> None: ...
+
+    def add_rms_norm(self, x: torch.Tensor | numpy.typing.NDArray[Any], residual: torch.Tensor | numpy.typing.NDArray[Any], weight: torch.Tensor | numpy.typing.NDArray[Any], eps: float, out: torch.Tensor | numpy.typing.NDArray[Any]) -> None: ...
+
+    def silu_mul(self, gate: torch.Tensor | numpy.typing.NDArray[Any], up: torch.Tensor | numpy.typing.NDArray[Any], out: torch.Tensor | numpy.typing.NDArray[Any]) -> None: ...
+
+    def rotary(self, q: torch.Tensor | numpy.typing.NDArray[Any], k: torch.Tensor | numpy.typing.NDArray[Any], cos: torch.Tensor | numpy.typing.NDArray[Any], sin: torch.Tensor | numpy.typing.NDArray[Any], interleaved: bool) -> None: ...
+
+    def write_kv(self, k: torch.Tensor | numpy.typing.NDArray[Any], v: torch.Tensor | numpy.typing.NDArray[Any], k_cache: torch.Tensor | numpy.typing.NDArray[Any], v_cache: torch.Tensor | numpy.typing.NDArray[Any], slots: torch.Tensor | numpy.typing.NDArray[Any]) -> None: ...
+
+    def paged_attention(self, q: torch.Tensor | numpy.typing.NDArray[Any], k_cache: torch.Tensor | numpy.typing.NDArray[Any], v_cache: torch.Tensor | numpy.typing.NDArray[Any], block_table: torch.Tensor | numpy.typing.NDArray[Any], sequence: torch.Tensor | numpy.typing.NDArray[Any], positions: torch.Tensor | numpy.typing.NDArray[Any], scale: float, window: int | None, out: torch.Tensor | numpy.typing.NDArray[Any]) -> None: ...
+
+    def route_topk(self, logits: torch.Tensor | numpy.typing.NDArray[Any], renormalize: bool, weights: torch.Tensor | numpy.typing.NDArray[Any], ids: torch.Tensor | numpy.typing.NDArray[Any]) -> None: ...
+
+    def experts(self, bank: ExpertBank, x: torch.Tensor | numpy.typing.NDArray[Any], weights: torch.Tensor | numpy.typing.NDArray[Any], ids: torch.Tensor | numpy.typing.NDArray[Any], out: torch.Tensor | numpy.typing.NDArray[Any]) -> None: ...
+
+    def experts_submit(self, bank: ExpertBank, x: torch.Tensor | numpy.typing.NDArray[Any], weights: torch.Tensor | numpy.typing.NDArray[Any], ids: torch.Tensor | numpy.typing.NDArray[Any], out: torch.Tensor | numpy.typing.NDArray[Any]) -> Pending: ...

@@ -1,0 +1,1 @@
+"""The operators of a decoder, and which kernels carry them out."""

@@ -1,0 +1,217 @@
+"""The operators on the CPU: thin calls into the native core.
+
+The native layer checks every argument (kind, contiguity, shape, index ranges) and names the one
+that is wrong: TypeError for kinds, dimensions and strides, ValueError for sizes and values. Nothing
+is copied: an input that is not contiguous is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from freetoken import _native
+from freetoken.checkpoints.base import TensorEntry
+from freetoken.errors import CheckpointError, ConfigError
+from freetoken.formats.base import WeightFormat
+from freetoken.kernels.base import ExpertBank, ExpertPart, Matrix, PendingExperts
+
+ACTIVATIONS = {"silu": _native.Activation.SiLU}
+
+
+def native_format(weight_format: WeightFormat) -> _native.Format:
+    """The native name of a format. Raises CheckpointError for one without kernels."""
+    try:
+        return _native.Format[weight_format.name]
+    except KeyError:
+        raise CheckpointError(
+            "no CPU kernel for this weight format",
+            found=weight_format.name,
+            expected=f"one of {', '.join(f.name for f in _native.Format)}",
+            hint="use a checkpoint in one of these formats",
+        ) from None
+
+
+class CpuPending:
+    """Expert work on the pool's own threads. Keeps inputs, output and weights alive."""
+
+    def __init__(self, pending: _native.Pending, out: Tensor) -> None:
+        self._pending = pending
+        self._out = out
+
+    def wait(self) -> Tensor:
+        self._pending.wait()
+        return self._out
+
+
+class CpuExpertKernel:
+    """The experts of one bank with the CPU kernels of their formats."""
+
+    def __init__(self, context: _native.Context, bank: _native.ExpertBank) -> None:
+        self._context = context
+        self._bank = bank
+
+    def __call__(self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+        out = torch.empty_like(hidden_states)
+        self._context.experts(self._bank, hidden_states, topk_weights, topk_ids, out)
+        return out
+
+    def submit(
+        self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
+    ) -> PendingExperts:
+        out = torch.empty_like(hidden_states)
+        pending = self._context.experts_submit(
+            self._bank, hidden_states, topk_weights, topk_ids, out
+        )
+        return CpuPending(pending, out)
+
+
+class CpuOps:
+    """freetoken.kernels.base.Ops on a worker pool of its own.
+
+    `threads`: default one per physical core that this process may use. `isa`: an instruction set
+    of `_native.detected_isas()`, default the best. Raises ConfigError for either.
+    """
+
+    def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
+        try:
+            self._context = _native.Context(threads, isa)
+        except ValueError as error:
+            raise ConfigError(f"cannot start the CPU kernels: {error}") from error
+
+    @property
+    def description(self) -> str:
+        return self._context.isa
+
+    @property
+    def threads(self) -> int:
+        return self._context.threads
+
+    def close(self) -> None:
+        """End the worker threads. Using an operator afterwards raises RuntimeError."""
+        self._context.close()
+
+    def matrix(self, entry: TensorEntry) -> Matrix:
+        if len(entry.shape) != 2:
+            raise CheckpointError(
+                "the tensor is no matrix",
+                file=entry.file,
+                tensor=entry.name,
+                found=f"shape {list(entry.shape)}",
+                expected="two dimensions",
+                hint="the checkpoint does not fit its architecture; fetch it again",
+            )
+        rows, cols = entry.shape
+        return _native.Matrix(native_format(entry.format), entry.data, rows, cols)
+
+    def expert_kernel(self, bank: ExpertBank) -> CpuExpertKernel:
+        if bank.activation not in ACTIVATIONS:
+            raise CheckpointError(
+                "no CPU kernel for the experts' activation",
+                found=bank.activation,
+                expected=f"one of {', '.join(ACTIVATIONS)}",
+                hint="use a model with one of these activations",
+            )
+        native = _native.ExpertBank(
+            _native_part(bank.gate),
+            _native_part(bank.up),
+            _native_part(bank.down),
+            ACTIVATIONS[bank.activation],
+            bank.owners,
+        )
+        return CpuExpertKernel(self._context, native)
+
+    def linear(self, x: Tensor, w: Matrix, bias: Tensor | None = None) -> Tensor:
+        out = torch.empty(x.shape[0], w.rows)
+        self._context.linear(_bound(w), x, bias, out)
+        return out
+
+    def embed(self, ids: Tensor, w: Matrix) -> Tensor:
+        out = torch.empty(ids.shape[0], w.cols)
+        self._context.embed(_bound(w), ids, out)
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out = torch.empty_like(x)
+        if x.dim() == 2:
+            self._context.rms_norm(x, weight, eps, out)
+        else:
+            cols = x.shape[-1]
+            self._context.rms_norm(_rows(x, cols), weight, eps, out.view(-1, cols))
+        return out
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out = torch.empty_like(x)
+        self._context.add_rms_norm(x, residual, weight, eps, out)
+        return out
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        out = torch.empty_like(gate)
+        self._context.silu_mul(gate, up, out)
+        return out
+
+    def rotary_(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> None:
+        self._context.rotary(q, k, cos, sin, interleaved)
+
+    def write_kv(
+        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor
+    ) -> None:
+        self._context.write_kv(k, v, k_cache, v_cache, slots)
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_table: Tensor,
+        sequence: Tensor,
+        positions: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        out = torch.empty_like(q)
+        self._context.paged_attention(
+            q, k_cache, v_cache, block_table, sequence, positions, scale, window, out
+        )
+        return out
+
+    def route_topk(self, logits: Tensor, top_k: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
+        tokens = logits.shape[0]
+        weights = torch.empty(tokens, top_k)
+        ids = torch.empty(tokens, top_k, dtype=torch.int32)
+        self._context.route_topk(logits, renormalize, weights, ids)
+        return weights, ids
+
+
+def _bound(w: Matrix) -> Any:
+    """`Ops` takes any platform's Matrix; the native call refuses one that is not its own."""
+    return w
+
+
+def _rows(x: Tensor, cols: int) -> Tensor:
+    if not x.is_contiguous():
+        raise TypeError("x: found strided memory, expected contiguous memory (call .contiguous())")
+    return x.view(-1, cols)
+
+
+def _native_part(part: ExpertPart) -> _native.ExpertPart:
+    return _native.ExpertPart(
+        native_format(part.format),
+        part.rows,
+        part.cols,
+        _addresses(part.codes),
+        _addresses(part.scales),
+        part.code_row_stride_bytes,
+        part.code_block_stride_bytes,
+        part.scale_row_stride_bytes,
+        part.scale_block_stride_bytes,
+    )
+
+
+def _addresses(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    return np.ascontiguousarray(values)

@@ -1,0 +1,37 @@
+"""The contract of a platform: where tensors live and what computes on them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from freetoken.kernels.base import Ops
+
+
+class Platform(Protocol):
+    """One device and its operators. Lives as long as the model that was loaded onto it."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def description(self) -> str:
+        """For reports, e.g. "CPU, 2 threads, avx2"."""
+        ...
+
+    @property
+    def ops(self) -> Ops:
+        """The platform's operators: one object, made once."""
+        ...
+
+    def allocate(self, size_bytes: int) -> npt.NDArray[np.uint8]:
+        """Zeroed memory for expert slots or packed experts: uint8 [size_bytes], aligned to 256
+        bytes. Raises CapacityError if there is too little."""
+        ...
+
+    def close(self) -> None:
+        """End the worker threads. The operators cannot be used afterwards."""
+        ...

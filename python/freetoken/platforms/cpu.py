@@ -1,0 +1,48 @@
+"""The CPU as a platform. The slot pool lies in host memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from freetoken.errors import CapacityError
+from freetoken.kernels.cpu import CpuOps
+
+ALIGNMENT_BYTES = 256
+
+
+class CpuPlatform:
+    """freetoken.platforms.base.Platform. `threads`: default one per physical core."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._ops = CpuOps(threads)
+        self._device = torch.device("cpu")
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def description(self) -> str:
+        threads = self._ops.threads
+        return f"CPU, {threads} thread{'s' if threads != 1 else ''}, {self._ops.description}"
+
+    @property
+    def ops(self) -> CpuOps:
+        return self._ops
+
+    def allocate(self, size_bytes: int) -> npt.NDArray[np.uint8]:
+        """Pages come zeroed from the system, and only when they are first touched."""
+        try:
+            memory = np.zeros(size_bytes + ALIGNMENT_BYTES, dtype=np.uint8)
+        except MemoryError:
+            raise CapacityError(
+                f"cannot allocate {size_bytes / 2**30:.1f} GiB of host memory for experts; use "
+                "fewer cache slots (--cache-slots), or --strategy cpu, which needs none"
+            ) from None
+        start = -memory.ctypes.data % ALIGNMENT_BYTES
+        return memory[start : start + size_bytes]
+
+    def close(self) -> None:
+        self._ops.close()
