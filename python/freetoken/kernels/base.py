@@ -138,9 +138,7 @@ class Ops(Protocol):
         """silu(gate) * up, elementwise, [T, I]."""
         ...
 
-    def rotary_(
-        self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool
-    ) -> None:
+    def rotary_(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> None:
         """Rotate q [T, Hq, D] and k [T, Hk, D] in place by cos, sin [T, R/2], R <= D.
 
         Pairs are (i, i + R/2), or (2i, 2i + 1) if interleaved; dimensions from R on stay.
@@ -175,9 +173,7 @@ class Ops(Protocol):
         """
         ...
 
-    def route_topk(
-        self, logits: Tensor, top_k: int, *, renormalize: bool
-    ) -> tuple[Tensor, Tensor]:
+    def route_topk(self, logits: Tensor, top_k: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
         """Softmax over the experts, then the top_k, largest first (ties: lower id).
 
         logits float32 [T, E] -> weights float32 [T, K] (summing to 1 if renormalize), ids int32

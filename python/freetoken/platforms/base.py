@@ -6,7 +6,6 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from freetoken.kernels.base import Ops
 
@@ -15,7 +14,9 @@ class Platform(Protocol):
     """One device and its operators. Lives as long as the model that was loaded onto it."""
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> str:
+        """As torch names it, e.g. "cpu" or "cuda:0"."""
+        ...
 
     @property
     def description(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from freetoken.errors import CapacityError
 from freetoken.kernels.cpu import CpuOps
@@ -17,11 +16,10 @@ class CpuPlatform:
 
     def __init__(self, threads: int | None = None) -> None:
         self._ops = CpuOps(threads)
-        self._device = torch.device("cpu")
 
     @property
-    def device(self) -> torch.device:
-        return self._device
+    def device(self) -> str:
+        return "cpu"
 
     @property
     def description(self) -> str:
