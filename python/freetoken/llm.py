@@ -123,7 +123,7 @@ class LLM:
         return self._open_engine().score(_as_ids(token_ids), Phase.DECODE)
 
     def stats(self) -> Stats:
-        """Times and expert counts since loading or the last `reset_stats`, and the configuration."""
+        """Times and counts since loading or the last `reset_stats`, and the configuration."""
         runtime = self._model.runtime
         experts = ExpertCounts()
         if runtime is not None:

@@ -165,3 +165,15 @@ def test_a_row_of_minus_infinity_is_an_error_and_a_few_are_not() -> None:
     nothing[0, 3] = 0.0
     assert sample(nothing, [row(SamplingParams())]) == [3]
     assert sample(nothing, [row(SamplingParams(top_p=0.9))]) == [3]
+
+
+def test_top_p_beyond_the_first_guess_sorts_everything() -> None:
+    """Nearly flat over many tokens: compared with the definition on the full sorted row."""
+    logits = 0.1 * torch.randn(1, 3000, generator=torch.Generator().manual_seed(1))
+    weights = torch.softmax(logits[0].double(), dim=0).sort(descending=True, stable=True)
+    kept = int((weights.values.cumsum(0) - weights.values < 0.7).sum())
+    assert kept > 1000
+    allowed = set(weights.indices[:kept].tolist())
+    rows = [row(SamplingParams(top_p=0.7), seed=5, index=i) for i in range(DRAWS)]
+    drawn = set(sample(logits.expand(DRAWS, -1), rows))
+    assert drawn <= allowed and len(drawn) > kept / 2

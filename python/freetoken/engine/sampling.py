@@ -1,4 +1,8 @@
-"""Choosing the next token of every row of a step."""
+"""Choosing the next token of every row of a step.
+
+In NumPy, on the calling thread: a row of logits is small, and torch's own threads would compete
+with the worker pool for the cores.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,22 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from freetoken.errors import FreeTokenError
 from freetoken.scheduler.params import SamplingParams
 
 UInt64 = npt.NDArray[np.uint64]
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+
+# Nearly always this many of the most probable tokens reach top_p, and sorting all is not needed.
+_NUCLEUS_GUESS = 512
 
 
 @dataclass(frozen=True)
@@ -40,17 +48,19 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     Steps, as in vLLM: repetition penalty, temperature, min_p, top_k, top_p, draw. Each row's result
     depends on that row alone. Raises FreeTokenError if a row holds no usable number.
     """
-    _refuse_unusable(logits, rows)
-    logits = _penalize(logits, rows)
-    chosen = torch.argmax(logits, dim=-1).tolist()
-    plain = [i for i, row in enumerate(rows) if _draws(row) and not _truncates(row)]
-    sorted_ = [i for i, row in enumerate(rows) if _draws(row) and _truncates(row)]
-    for members, draw in ((plain, _draw_plain), (sorted_, _draw_truncated)):
-        if members:
-            part = [rows[i] for i in members]
-            for i, token in zip(members, draw(logits[members], part), strict=True):
-                chosen[i] = token
-    return [int(token) for token in chosen]
+    values: Float32 = _penalize(logits.numpy(force=True), rows)
+    best = values.argmax(axis=-1)  # of equal ones the first; NaN counts as the largest
+    _refuse_unusable(values[np.arange(len(rows)), best], rows)
+    numbers = uniform(
+        np.array([row.seed for row in rows], dtype=np.uint64),
+        np.array([row.index for row in rows], dtype=np.uint64),
+    )
+    return [
+        _draw(values[i], row.params, float(numbers[i]))
+        if row.params.temperature > 0
+        else int(best[i])
+        for i, row in enumerate(rows)
+    ]
 
 
 def uniform(seeds: UInt64, indices: UInt64) -> Float64:
@@ -69,83 +79,87 @@ def _mix(x: UInt64) -> UInt64:
     return x
 
 
-def _draws(row: SamplingRow) -> bool:
-    return row.params.temperature > 0
-
-
-def _truncates(row: SamplingRow) -> bool:
-    return row.params.top_k > 0 or row.params.top_p < 1
-
-
-def _refuse_unusable(logits: Tensor, rows: Sequence[SamplingRow]) -> None:
+def _refuse_unusable(largest: Float32, rows: Sequence[SamplingRow]) -> None:
     """A row's maximum is finite unless it holds NaN or +inf, or nothing but -inf."""
-    usable = torch.isfinite(logits.amax(dim=-1))
-    if not bool(usable.all()):
-        bad = [i for i in range(len(rows)) if not bool(usable[i])]
+    usable = np.isfinite(largest)
+    if not usable.all():
+        bad = int(np.flatnonzero(~usable)[0])
         raise FreeTokenError(
-            f"the model computed NaN or infinite logits for row {bad[0]} of {len(rows)} "
-            f"(token {rows[bad[0]].index} of its output); finite numbers were expected. The "
+            f"the model computed NaN or infinite logits for row {bad} of {len(rows)} "
+            f"(token {rows[bad].index} of its output); finite numbers were expected. The "
             "weights are damaged or overflow: check the file, or try another conversion of it"
         )
 
 
-def _penalize(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+def _penalize(logits: Float32, rows: Sequence[SamplingRow]) -> Float32:
     """Tokens seen before: positive logits are divided by the penalty, negative ones multiplied."""
     penalized = [i for i, row in enumerate(rows) if row.params.repetition_penalty != 1]
     if not penalized:
         return logits
-    logits = logits.clone()
+    logits = logits.copy()
     for i in penalized:
-        seen = torch.from_numpy(np.unique(np.asarray(rows[i].tokens, dtype=np.int64)))
+        seen = np.unique(np.asarray(rows[i].tokens, dtype=np.int64))
         values = logits[i, seen]
-        penalty = rows[i].params.repetition_penalty
-        logits[i, seen] = torch.where(values > 0, values / penalty, values * penalty)
+        penalty = np.float32(rows[i].params.repetition_penalty)
+        logits[i, seen] = np.where(values > 0, values / penalty, values * penalty)
     return logits
 
 
-def _column(values: list[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64).unsqueeze(1)
+def _draw(logits: Float32, params: SamplingParams, number: float) -> int:
+    """The token that `number` in [0, 1) picks from one row of logits."""
+    weights = _weights(logits, params)
+    if params.top_k == 0 and params.top_p == 1:
+        return _invert(weights, number)
+    ids = _most_probable(weights, params)
+    return int(ids[_invert(weights[ids], number)])
 
 
-def _scaled(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """Temperature and min_p: float64 [R, V], the largest 0, dropped tokens -inf."""
-    x = logits.double()
-    # The maximum goes first: dividing by a tiny temperature must not overflow.
-    x = (x - x.amax(dim=-1, keepdim=True)) / _column([row.params.temperature for row in rows])
-    floor = torch.log(_column([row.params.min_p for row in rows]))
-    return x.masked_fill(x < floor, -torch.inf)
+def _weights(logits: Float32, params: SamplingParams) -> Float64:
+    """Temperature and min_p: unnormalised probabilities, the largest 1, dropped tokens 0."""
+    x = logits.astype(np.float64)
+    # The maximum goes first: dividing by a tiny temperature must not overflow to a NaN.
+    x -= x.max()
+    with np.errstate(over="ignore"):
+        x /= params.temperature
+    weights: Float64 = np.exp(x)
+    weights[weights < params.min_p] = 0.0
+    return weights
 
 
-def _draw_plain(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """No top_k, no top_p: draw in the order of ids, without sorting."""
-    return _invert(torch.exp(_scaled(logits, rows)), rows).tolist()
+def _most_probable(weights: Float64, params: SamplingParams) -> Int64:
+    """Ids that top_k and then top_p keep, most probable first (ties: lower id)."""
+    vocab = len(weights)
+    keep = min(params.top_k or vocab, vocab)
+    if params.top_p == 1:
+        return _leading(weights, keep)[:keep]
+    if keep < vocab:
+        ids = _leading(weights, keep)[:keep]
+        return ids[: _nucleus(weights[ids], float(weights[ids].sum()) * params.top_p)]
+    limit = float(weights.sum()) * params.top_p
+    ids = _leading(weights, min(_NUCLEUS_GUESS, vocab))
+    if float(weights[ids].sum()) < limit:
+        ids = _leading(weights, vocab)
+    return ids[: _nucleus(weights[ids], limit)]
 
 
-def _draw_truncated(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """Draw in the order of probability (ties: lower id)."""
-    vocab = logits.shape[-1]
-    x, ids = torch.sort(_scaled(logits, rows), dim=-1, descending=True, stable=True)
-    keep = _column([float(row.params.top_k or vocab) for row in rows])
-    x = x.masked_fill(torch.arange(vocab) >= keep, -torch.inf)
-    weights = torch.exp(x)
-    reached = torch.cumsum(weights, dim=-1)
-    limit = _column([row.params.top_p for row in rows]) * reached[:, -1:]
-    # A token stays if those before it fall short of top_p, so the first one always stays.
-    before = torch.cat([torch.zeros_like(reached[:, :1]), reached[:, :-1]], dim=-1)
-    weights = weights.masked_fill(before >= limit, 0.0)
-    return ids.gather(1, _invert(weights, rows).unsqueeze(1)).squeeze(1).tolist()
+def _leading(weights: Float64, count: int) -> Int64:
+    """Ids of the `count` largest weights and of all that equal the last of them, sorted."""
+    if count == len(weights):
+        return np.argsort(-weights, kind="stable")
+    least = np.partition(weights, -count)[-count]
+    ids = np.flatnonzero(weights >= least)
+    return ids[np.argsort(-weights[ids], kind="stable")]
 
 
-def _invert(weights: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """Per row, the index that a uniform number picks from unnormalised weights: int64 [R]."""
-    numbers = uniform(
-        np.array([row.seed for row in rows], dtype=np.uint64),
-        np.array([row.index for row in rows], dtype=np.uint64),
-    )
-    reached = torch.cumsum(weights, dim=-1)
-    total = reached[:, -1:].contiguous()
-    point = torch.from_numpy(numbers).unsqueeze(1) * total
-    index = torch.searchsorted(reached, point, right=True)
+def _nucleus(weights: Float64, limit: float) -> int:
+    """How many of the sorted weights to keep: a token stays if those before it fall short of the
+    limit, so the first one always does."""
+    return int(np.searchsorted(np.cumsum(weights)[:-1], limit, side="left")) + 1
+
+
+def _invert(weights: Float64, number: float) -> int:
+    """The index at which the running sum of the weights passes `number` of the whole."""
+    reached = np.cumsum(weights)
+    index = int(np.searchsorted(reached, number * reached[-1], side="right"))
     # Rounding may put the point at the very end: then the last token of any weight is meant.
-    last = torch.searchsorted(reached, total, right=False)
-    return torch.minimum(index, last).squeeze(1)
+    return min(index, int(np.searchsorted(reached, reached[-1], side="left")))
