@@ -194,6 +194,15 @@ def test_a_missing_pre_tokenizer_is_the_default_with_a_warning(caplog: pytest.Lo
         ({"merges": ["ab"]}, r"merges does not fit the vocabulary"),
         ({"bos_token_id": None, "add_bos_token": True}, r"add_bos_token is set, but"),
         ({"eos_token_id": -1}, r"eos_token_id is outside the vocabulary"),
+        ({"eos_token_id": "</s>"}, r"eos_token_id has the wrong type[\s\S]*expected: int"),
+        ({"model": np.zeros(3)}, r"model has the wrong type[\s\S]*expected: str"),
+        ({"add_bos_token": 1}, r"add_bos_token has the wrong type[\s\S]*expected: bool"),
+        ({"pre": ["a"]}, r"pre has the wrong type"),
+        ({"tokens": "abc"}, r"tokens is missing or no array[\s\S]*found:    str"),
+        (
+            {"token_type": ["x"] * len(byte_level_metadata()["tokenizer.ggml.tokens"])},
+            r"token_type has an item that is no number",
+        ),
     ],
 )
 def test_unusable_metadata_are_refused(changes: dict, message: str):

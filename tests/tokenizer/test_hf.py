@@ -195,6 +195,26 @@ def test_a_directory_without_tokenizer_serves_token_ids_only(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
+    "entry",
+    [
+        {"added_tokens_decoder": ["x"]},
+        {"added_tokens_decoder": {"x": {"content": "y"}}},
+        {"added_tokens_decoder": {"5": {}}},
+        {"chat_template": 5},
+        {"chat_template": [{"name": "default"}]},
+        {"chat_template": {"default": 5}},
+    ],
+    ids=str,
+)
+def test_odd_entries_of_the_config_are_named(entry: dict, tmp_path: Path):
+    files = [("tokenizer.json", trained_byte_level()), ("tokenizer_config.json", entry)]
+    with pytest.raises(
+        CheckpointError, match=rf"{next(iter(entry))} cannot be read: .[\s\S]*found:"
+    ):
+        directory(tmp_path, *files)
+
+
+@pytest.mark.parametrize(
     ("files", "message"),
     [
         ([("tokenizer.json", "{")], r"tokenizer\.json: cannot be read as a tokenizer"),

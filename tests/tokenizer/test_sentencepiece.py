@@ -9,7 +9,7 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freetoken.errors import CheckpointError
+from freetoken.errors import CheckpointError, RequestError
 from freetoken.tokenizer import Tokenizer, load_tokenizer
 from freetoken.tokenizer.sentencepiece import (
     Pieces,
@@ -164,6 +164,13 @@ def test_of_specials_that_overlap_the_longest_is_found():
     assert encoder.encode("<a><b><a>") == [1, 0]
 
 
+def test_a_vocabulary_without_any_way_out_refuses_the_character():
+    encoder = ScoreMergeEncoder(Pieces({"a": 0}, {"a": 0.0}, (), None), {}, "never")
+    assert encoder.encode("aa") == [0, 0]
+    with pytest.raises(RequestError, match="no token for 'b'"):
+        encoder.encode("ab")
+
+
 def test_unigram_models_are_refused_with_the_way_out(tmp_path: Path):
     with pytest.raises(CheckpointError, match=r"UNIGRAM[\s\S]*expected: BPE[\s\S]*save_pretrained"):
         from_directory(tmp_path, trained_sentencepiece(kind="unigram"), {})
@@ -188,8 +195,8 @@ def test_arbitrary_bytes_give_an_error_or_a_model(tmp_path_factory: pytest.TempP
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"scores": None}, r"found:    nothing[\s\S]*expected: \d+ numbers"),
-        ({"scores": [0.0]}, "found:    1 scores"),
+        ({"scores": None}, r"scores is missing or no array"),
+        ({"scores": [0.0]}, r"scores has another length[\s\S]*found:    1 entries"),
         ({"tokens": None}, r"tokenizer\.ggml\.tokens is missing"),
         ({"token_type": [1, 2]}, r"token_type has another length[\s\S]*found:    2 entries"),
         ({"eos_token_id": 10**6}, r"eos_token_id is outside the vocabulary[\s\S]*1000000"),

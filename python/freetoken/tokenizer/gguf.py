@@ -7,11 +7,12 @@ Qwen vocabularies is composed first (NFC), and capitals are told apart by the or
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 from tokenizers.models import BPE
@@ -56,16 +57,14 @@ class _Table:
     types: Sequence[TokenType]
 
     def flag(self, key: str, default: bool) -> bool:
-        value = self.metadata.get(f"tokenizer.ggml.{key}", default)
-        return bool(value)
+        value = _scalar(self.path, self.metadata, f"tokenizer.ggml.{key}", bool)
+        return default if value is None else value
 
     def token_id(self, key: str) -> int | None:
         """The id under `key`, None if the file has none. Raises CheckpointError outside the
         vocabulary."""
-        value = self.metadata.get(f"tokenizer.ggml.{key}")
-        if value is None:
-            return None
-        if not 0 <= int(value) < len(self.tokens):
+        value = _scalar(self.path, self.metadata, f"tokenizer.ggml.{key}", int)
+        if value is not None and not 0 <= value < len(self.tokens):
             raise CheckpointError(
                 f"tokenizer.ggml.{key} is outside the vocabulary",
                 file=self.path,
@@ -73,7 +72,7 @@ class _Table:
                 expected=f"0 to {len(self.tokens) - 1}",
                 hint="the file is damaged or was converted wrongly; convert it again",
             )
-        return int(value)
+        return value
 
     def named_tokens(self) -> dict[str, str]:
         """What a chat template sees: {"bos_token": "<s>", ...}."""
@@ -92,8 +91,8 @@ def load_gguf_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     Raises CheckpointError for kinds of tokenizer and pre-tokenizers that are not known, and for
     tables that contradict each other.
     """
-    kind = checkpoint.metadata.get("tokenizer.ggml.model", "none")
-    if kind == "none":
+    kind = _scalar(checkpoint.path, checkpoint.metadata, "tokenizer.ggml.model", str)
+    if kind is None or kind == "none":
         return _absent(checkpoint)
     if kind == "gpt2":
         return _byte_level(_read_table(checkpoint))
@@ -108,25 +107,65 @@ def load_gguf_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     )
 
 
+_Scalar = TypeVar("_Scalar", bool, int, str)
+_Number = TypeVar("_Number", int, float)
+
+
+def _scalar(
+    path: Path, metadata: Mapping[str, Any], key: str, kind: type[_Scalar]
+) -> _Scalar | None:
+    """The value under `key`, None if there is none. Raises CheckpointError for another type."""
+    value = metadata.get(key)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or type(value) is kind:
+        return value
+    raise CheckpointError(
+        f"{key} has the wrong type",
+        file=path,
+        found=f"{value!r}"[:80],
+        expected=kind.__name__,
+        hint="the file is damaged or was converted wrongly; convert it again",
+    )
+
+
+def _numbers(
+    path: Path, key: str, values: Sequence[Any], convert: Callable[[Any], _Number]
+) -> list[_Number]:
+    """An array's items as Python numbers. Raises CheckpointError for other items."""
+    try:
+        return [convert(value) for value in values]
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"tokenizer.ggml.{key} has an item that is no number: {error}",
+            file=path,
+            expected="an array of numbers",
+            hint="the file is damaged or was converted wrongly; convert it again",
+        ) from error
+
+
 def _read_table(checkpoint: Checkpoint) -> _Table:
-    tokens = [str(token) for token in _array(checkpoint, "tokens")]
-    if "tokenizer.ggml.token_type" in checkpoint.metadata:
-        numbers = [int(number) for number in _array(checkpoint, "token_type", len(tokens))]
+    path, metadata = checkpoint.path, checkpoint.metadata
+    tokens = [str(token) for token in _array(path, metadata, "tokens")]
+    types = [TokenType.NORMAL] * len(tokens)
+    if "tokenizer.ggml.token_type" in metadata:
+        values = _array(path, metadata, "token_type", len(tokens))
         known = {int(kind): kind for kind in TokenType}
+        numbers = _numbers(path, "token_type", values, int)
         types = [known.get(number, TokenType.NORMAL) for number in numbers]
-    else:
-        types = [TokenType.NORMAL] * len(tokens)
-    return _Table(checkpoint.path, checkpoint.metadata, tokens, types)
+    return _Table(path, metadata, tokens, types)
 
 
-def _array(checkpoint: Checkpoint, key: str, length: int | None = None) -> Sequence[Any]:
+def _array(
+    path: Path, metadata: Mapping[str, Any], key: str, length: int | None = None
+) -> Sequence[Any]:
     """An array of the metadata. Raises CheckpointError if missing or not of that length."""
     name = f"tokenizer.ggml.{key}"
-    values = checkpoint.metadata.get(name)
+    values = metadata.get(name)
     if values is None or isinstance(values, (str, bytes)) or not hasattr(values, "__len__"):
         raise CheckpointError(
             f"{name} is missing or no array",
-            file=checkpoint.path,
+            file=path,
             found="nothing" if values is None else type(values).__name__,
             expected="an array with one entry per token",
             hint="convert the model to GGUF again, with its tokenizer",
@@ -134,7 +173,7 @@ def _array(checkpoint: Checkpoint, key: str, length: int | None = None) -> Seque
     if length is not None and len(values) != length:
         raise CheckpointError(
             f"{name} has another length than the vocabulary",
-            file=checkpoint.path,
+            file=path,
             found=f"{len(values)} entries",
             expected=f"{length}, as in tokenizer.ggml.tokens",
             hint="convert the model to GGUF again, with its tokenizer",
@@ -144,18 +183,15 @@ def _array(checkpoint: Checkpoint, key: str, length: int | None = None) -> Seque
 
 
 def _absent(checkpoint: Checkpoint) -> AbsentTokenizer:
-    metadata = checkpoint.metadata
-    architecture = metadata.get("general.architecture", "llama")
-    size = metadata.get(f"{architecture}.vocab_size")
-    if size is None:
-        size = checkpoint.tensor("token_embd.weight").shape[0]
-    bos = metadata.get("tokenizer.ggml.bos_token_id")
-    ends = (metadata.get(f"tokenizer.ggml.{key}") for key in _END_KEYS)
+    path, metadata = checkpoint.path, checkpoint.metadata
+    architecture = _scalar(path, metadata, "general.architecture", str)
+    size = _scalar(path, metadata, f"{architecture}.vocab_size", int)
+    ends = [_scalar(path, metadata, f"tokenizer.ggml.{key}", int) for key in _END_KEYS]
     return AbsentTokenizer(
-        path=checkpoint.path,
-        vocab_size=int(size),
-        bos_id=None if bos is None else int(bos),
-        eos_ids=frozenset(int(end) for end in ends if end is not None),
+        path=path,
+        vocab_size=checkpoint.tensor("token_embd.weight").shape[0] if size is None else size,
+        bos_id=_scalar(path, metadata, "tokenizer.ggml.bos_token_id", int),
+        eos_ids=frozenset(end for end in ends if end is not None),
     )
 
 
@@ -174,7 +210,7 @@ def _byte_level(table: _Table) -> TextTokenizer:
 
 
 def _pre_tokenizer(table: _Table) -> PreTokenizer:
-    name = table.metadata.get("tokenizer.ggml.pre")
+    name = _scalar(table.path, table.metadata, "tokenizer.ggml.pre", str)
     if name is None:
         _log.warning(
             "%s does not say how its tokenizer cuts words (tokenizer.ggml.pre): using the default, "
@@ -230,7 +266,8 @@ def _bpe(table: _Table, pre: PreTokenizer) -> tokenizers.Tokenizer:
 
 
 def _score_merge(table: _Table) -> TextTokenizer:
-    scores = _array_of_scores(table)
+    values = _array(table.path, table.metadata, "scores", len(table.tokens))
+    scores = _numbers(table.path, "scores", values, float)
     prefixed = table.flag("add_space_prefix", True)
     byte_of = _byte_tokens(table)
     id_of_byte = {byte: token_id for token_id, byte in byte_of.items()}
@@ -265,19 +302,6 @@ def _score_merge(table: _Table) -> TextTokenizer:
         special=_special_ids(table, bos=_or_default(table, "bos_token_id", 1), adds_bos=True),
         chat=_chat(table),
     )
-
-
-def _array_of_scores(table: _Table) -> list[float]:
-    values = table.metadata.get("tokenizer.ggml.scores")
-    if values is None or len(values) != len(table.tokens):
-        raise CheckpointError(
-            "tokenizer.ggml.scores does not give one score per token",
-            file=table.path,
-            found="nothing" if values is None else f"{len(values)} scores",
-            expected=f"{len(table.tokens)} numbers",
-            hint="convert the model to GGUF again, with its tokenizer",
-        )
-    return [float(score) for score in values]
 
 
 def _byte_tokens(table: _Table) -> dict[int, int]:
@@ -333,5 +357,5 @@ def _special_ids(table: _Table, bos: int | None, adds_bos: bool) -> SpecialIds:
 
 
 def _chat(table: _Table) -> ChatTemplate | None:
-    source = table.metadata.get("tokenizer.chat_template")
-    return None if source is None else ChatTemplate(str(source), table.named_tokens())
+    source = _scalar(table.path, table.metadata, "tokenizer.chat_template", str)
+    return None if source is None else ChatTemplate(source, table.named_tokens())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ class TokenizerFiles:
     def added_tokens(self) -> dict[int, AddedToken]:
         """`added_tokens_decoder` of tokenizer_config.json, by id."""
         entries = self.tokenizer_config.get("added_tokens_decoder", {})
-        return {int(token_id): _added_token(entry) for token_id, entry in entries.items()}
+        with self._reading("added_tokens_decoder", '{"id": {"content": "text", ...}}'):
+            return {int(token_id): _added_token(entry) for token_id, entry in entries.items()}
 
     def end_ids(self) -> frozenset[int]:
         """The end ids of config.json and generation_config.json: numbers or lists of numbers."""
@@ -59,8 +61,23 @@ class TokenizerFiles:
         file = self.directory / "chat_template.jinja"
         if file.is_file():
             return ChatTemplate(file.read_text(encoding="utf-8"), self.named_tokens())
-        source = _template_source(self.tokenizer_config.get("chat_template"))
+        with self._reading("chat_template", 'a text, or a list of {"name", "template"}'):
+            source = _template_source(self.tokenizer_config.get("chat_template"))
         return None if source is None else ChatTemplate(source, self.named_tokens())
+
+    @contextmanager
+    def _reading(self, key: str, expected: str) -> Iterator[None]:
+        """Turns the failures of reading an odd entry into a CheckpointError."""
+        try:
+            yield
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{key} cannot be read: {error}",
+                file=self.directory / "tokenizer_config.json",
+                found=repr(self.tokenizer_config[key])[:80],
+                expected=expected,
+                hint="download the file again",
+            ) from error
 
 
 def load_hf_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
@@ -197,9 +214,8 @@ def _added_token(entry: Mapping[str, Any]) -> AddedToken:
 
 
 def _id_list(value: object) -> list[int]:
-    if isinstance(value, int):
-        return [value]
-    return [item for item in value if isinstance(item, int)] if isinstance(value, list) else []
+    values = value if isinstance(value, list) else [value]
+    return [item for item in values if type(item) is int]
 
 
 def _template_source(entry: object) -> str | None:
@@ -207,5 +223,7 @@ def _template_source(entry: object) -> str | None:
     if isinstance(entry, list):
         entry = {item["name"]: item["template"] for item in entry}
     if isinstance(entry, Mapping):
-        return choose_template(entry)
-    return entry if isinstance(entry, str) else None
+        entry = choose_template(entry)
+    if entry is None or isinstance(entry, str):
+        return entry
+    raise TypeError(f"a template is a text, not {type(entry).__name__}")

@@ -15,6 +15,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
+from freetoken.errors import RequestError
+
 SPACE = "\u2581"
 _CACHED_WORDS = 1 << 15
 _CACHED_WORD_CHARACTERS = 64
@@ -74,6 +76,7 @@ class ScoreMergeEncoder:
         )
 
     def encode(self, text: str) -> list[int]:
+        """Raises RequestError for a character that the vocabulary cannot express."""
         ids: list[int] = []
         start = 0
         wants_prefix = self.prefix != "never"
@@ -110,6 +113,11 @@ class ScoreMergeEncoder:
                 ids += [self.pieces.byte_ids[byte] for byte in symbol.encode("utf-8")]
             elif self.pieces.unk_id is not None:
                 ids.append(self.pieces.unk_id)
+            else:
+                raise RequestError(
+                    f"the vocabulary has no token for {symbol!r}, no bytes and no unknown token: "
+                    "expected text in the characters that the model knows"
+                )
         return tuple(ids)
 
 
