@@ -27,7 +27,7 @@ Ft = Callable[..., Result]
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Mixtral as GGUF, with a byte-level tokenizer."""
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    config = tiny_config("mixtral", hidden_size=64, intermediate_size=96, vocab_size=VOCAB)
+    config = tiny_config("mixtral", hidden_size=96, intermediate_size=96, vocab_size=VOCAB)
     write_gguf(make_model(config), path, tokenizer=True)
     return path
 

@@ -23,7 +23,7 @@ from support.tiny_models import make_model, tiny_config
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny dense `llama` GGUF with a tokenizer, in place of the real source."""
     path = tmp_path_factory.mktemp("dense") / "dense.gguf"
-    config = tiny_config("llama", hidden_size=64, intermediate_size=96, vocab_size=300)
+    config = tiny_config("llama", hidden_size=96, intermediate_size=96, vocab_size=300)
     write_gguf(make_model(config), path, tokenizer=True)
     return path
 
@@ -67,8 +67,8 @@ def test_everything_else_is_taken_over_byte_for_byte(home: Path, dense: Path) ->
         if ".ffn_" not in name or "norm" in name:
             assert np.array_equal(made[name].data, tensor.data), name
     router = made["blk.0.ffn_gate_inp.weight"].data
-    assert router.shape == (upcycle.EXPERTS, 64)
-    assert 0.5 < router.std() * 64**0.5 < 1.5
+    assert router.shape == (upcycle.EXPERTS, 96)
+    assert 0.5 < router.std() * 96**0.5 < 1.5
     reader = gguf.GGUFReader(demo_model_path())
     assert reader.fields["llama.expert_count"].contents() == upcycle.EXPERTS
     assert reader.fields["llama.expert_used_count"].contents() == upcycle.TOP_K
