@@ -150,9 +150,9 @@ def test_layers_are_numbered_without_gaps() -> None:
         MappedExpertStore([random_layer(1, 2)])
 
 
-def test_too_little_memory_names_what_did_not_fit() -> None:
+def test_too_little_memory_is_the_platforms_error() -> None:
     layers = [random_layer(0, 4)]
-    with pytest.raises(CapacityError, match=r"the slot pool: 4 records of \d+ bytes.*fewer"):
+    with pytest.raises(CapacityError, match="bytes left"):
         SlotPool(HostMemory(limit_bytes=1000), layers, 4)
-    with pytest.raises(CapacityError, match="the packed experts"):
+    with pytest.raises(CapacityError, match="bytes left"):
         PackedExpertStore(layers, HostMemory(limit_bytes=1000))

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from freetoken.errors import CapacityError
 from freetoken.formats.base import ByteRange, WeightFormat
 from freetoken.kernels.base import ExpertBank
 from freetoken.moe.store import ExpertTensor, LayerExperts
@@ -49,7 +50,7 @@ class HostMemory:
     def allocate(self, size_bytes: int, /) -> npt.NDArray[np.uint8]:
         self.allocated_bytes += size_bytes
         if self.limit_bytes is not None and self.allocated_bytes > self.limit_bytes:
-            raise MemoryError
+            raise CapacityError(f"no {size_bytes} bytes left")
         memory = np.zeros(size_bytes + 256, np.uint8)
         start = -memory.ctypes.data % 256
         return memory[start : start + size_bytes]
@@ -71,6 +72,8 @@ def random_tensor(
             data[:] = rng.integers(0, 256, data.shape, dtype=np.uint8)
             scale_type = np.int16 if fmt is TOY_Q8 else np.float16
             low, high = (1, 4) if fmt is TOY_Q8 else (0.0005, 0.002)
+            if fmt.codes.bytes < fmt.block_elements:  # nibbles: codes are 16 times smaller
+                low, high = 16 * low, 16 * high
             scales = rng.uniform(low, high, (blocks, fmt.scales.bytes // 2)).astype(scale_type)
             start = fmt.scales.offset
             data[:, start : start + fmt.scales.bytes] = scales.view(np.uint8)

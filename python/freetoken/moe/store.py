@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from freetoken.errors import CapacityError, CheckpointError
+from freetoken.errors import CheckpointError
 from freetoken.formats.base import ByteRange, WeightFormat
 from freetoken.kernels.base import ExpertBank, ExpertPart
 
@@ -27,7 +27,10 @@ class SlotMemory(Protocol):
     """The part of a platform that stores need."""
 
     def allocate(self, size_bytes: int, /) -> Bytes:
-        """Zeroed memory, uint8 [size_bytes], beginning at a multiple of 256 bytes."""
+        """Zeroed memory, uint8 [size_bytes], beginning at a multiple of 256 bytes.
+
+        Raises CapacityError if there is not so much.
+        """
         ...
 
 
@@ -185,7 +188,7 @@ class PackedExpertStore:
         _check_numbering(layers)
         self._layouts = tuple(RecordLayout.of(layer) for layer in layers)
         self._records = tuple(
-            _allocate_records(memory, layout, layer.experts, "the packed experts")
+            _allocate_records(memory, layout, layer.experts)
             for layout, layer in zip(self._layouts, layers, strict=True)
         )
         for layer, layout, records in zip(layers, self._layouts, self._records, strict=True):
@@ -214,9 +217,7 @@ class SlotPool:
         _check_numbering(layers)
         self.slots = slots
         self._layouts = tuple(RecordLayout.of(layer) for layer in layers)
-        self._records = tuple(
-            _allocate_records(memory, layout, slots, "the slot pool") for layout in self._layouts
-        )
+        self._records = tuple(_allocate_records(memory, layout, slots) for layout in self._layouts)
 
     def bank(self, layer_id: int) -> ExpertBank:
         """The slots of a layer, as a bank: slot s is its expert s."""
@@ -249,16 +250,8 @@ def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _allocate_records(memory: SlotMemory, layout: RecordLayout, count: int, purpose: str) -> Bytes:
-    size_bytes = count * layout.record_bytes
-    try:
-        data = memory.allocate(size_bytes)
-    except MemoryError as error:
-        raise CapacityError(
-            f"no memory for {purpose}: {count} records of {layout.record_bytes} bytes for one "
-            f"layer; use fewer cache slots, or the strategy cpu, which copies no expert"
-        ) from error
-    records: Bytes = data.reshape(count, layout.record_bytes)
+def _allocate_records(memory: SlotMemory, layout: RecordLayout, count: int) -> Bytes:
+    records: Bytes = memory.allocate(count * layout.record_bytes).reshape(count, -1)
     return records
 
 

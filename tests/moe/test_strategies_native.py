@@ -1,0 +1,127 @@
+"""The four strategies with the native kernels and worker pool, on quantised experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from freetoken.formats import BF16, F32, Q4_0, Q4_1, Q8_0
+from freetoken.formats.base import WeightFormat
+from freetoken.moe.runtime import MoeConfig, OffloadMoeRuntime
+from freetoken.moe.store import LayerExperts
+from freetoken.moe.strategies import ExpertStrategy, make_strategy
+from freetoken.platforms import Platform, select_platform
+from support.moe_fakes import random_layer, random_routes
+
+EXPERTS, HIDDEN, INTERMEDIATE = 6, 64, 96
+MIXES = {
+    "q8_0": (Q8_0, Q8_0, Q8_0),
+    "q4_0": (Q4_0, Q4_0, Q4_0),
+    "q4_1": (Q4_1, Q4_1, Q4_1),
+    "bf16": (BF16, BF16, BF16),
+    "mixed": (Q4_0, Q4_1, F32),
+}
+
+
+@pytest.fixture(scope="module")
+def platform() -> Iterator[Platform]:
+    platform = select_platform("cpu", 2)
+    yield platform
+    platform.close()
+
+
+def build(
+    platform: Platform, layers: list[LayerExperts], config: MoeConfig
+) -> tuple[OffloadMoeRuntime, ExpertStrategy]:
+    runtime = OffloadMoeRuntime.create(layers, config, platform, platform.ops)
+    strategy = make_strategy(runtime)
+    for layer_id in range(len(layers)):
+        bank = runtime.slot_bank(layer_id)
+        if bank is not None:
+            strategy.register(layer_id, platform.ops.expert_kernel(bank))
+    return runtime, strategy
+
+
+def configs(top_k: int) -> Iterator[MoeConfig]:
+    yield MoeConfig("fused", top_k)
+    for slots in range(top_k, EXPERTS + 1):
+        yield MoeConfig("offload", top_k, cache_slots=slots)
+    for slots in range(1, EXPERTS + 1):
+        for cap in (0, 1, 2, None):
+            overlap = (slots + (cap or 0)) % 2 == 0
+            yield MoeConfig("hybrid", top_k, cache_slots=slots, max_fetch=cap, overlap=overlap)
+
+
+Step = tuple[int, Tensor, Tensor, Tensor]
+
+
+def random_steps(top_k: int) -> list[Step]:
+    """A prefill of 7 tokens and decode steps, over two layers; one step has a padded row."""
+    rng = np.random.default_rng(top_k)
+    steps = []
+    for index, tokens in enumerate((7, 7, 1, 1, 1, 1, 3, 3)):
+        hidden = torch.from_numpy(rng.normal(size=(tokens, HIDDEN)).astype(np.float32))
+        weights, ids = random_routes(rng, tokens, EXPERTS, top_k)
+        if tokens == 3:
+            weights[1], ids[1] = 0.0, -1
+        steps.append((index % 2, hidden, weights, ids))
+    return steps
+
+
+def run_steps(strategy: ExpertStrategy, steps: list[Step]) -> list[Tensor]:
+    results = []
+    for layer_id, hidden, weights, ids in steps:
+        run = strategy.prefill if len(hidden) == 7 else strategy.decode
+        results.append(run(layer_id, hidden, weights, ids.clone()))
+    return results
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 4])
+@pytest.mark.parametrize("mix", sorted(MIXES))
+def test_all_strategies_agree(platform: Platform, mix: str, top_k: int) -> None:
+    formats: tuple[WeightFormat, WeightFormat, WeightFormat] = MIXES[mix]
+    layers = [
+        random_layer(i, EXPERTS, hidden=HIDDEN, intermediate=INTERMEDIATE, formats=formats)
+        for i in range(2)
+    ]
+    steps = random_steps(top_k)
+    runtime, strategy = build(platform, layers, MoeConfig("cpu", top_k))
+    expected = run_steps(strategy, steps)
+    runtime.close()
+    assert all(torch.isfinite(result).all() for result in expected)
+    assert all(result.abs().max() > 1e-3 for result in expected)
+    for config in configs(top_k):
+        runtime, strategy = build(platform, layers, config)
+        with runtime:
+            for found, wanted in zip(run_steps(strategy, steps), expected, strict=True):
+                if top_k <= 2:  # a sum of two terms does not depend on how it is divided
+                    assert torch.equal(found, wanted), config
+                else:
+                    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_failing_callback_leaves_the_pool_usable(platform: Platform) -> None:
+    layers = [
+        random_layer(0, EXPERTS, hidden=HIDDEN, intermediate=INTERMEDIATE, formats=MIXES["q8_0"])
+    ]
+    config = MoeConfig("hybrid", 2, cache_slots=1, max_fetch=1)
+    runtime = OffloadMoeRuntime.create(layers, config, platform, platform.ops)
+    strategy = make_strategy(runtime)
+
+    def gpu(hidden: Tensor, weights: Tensor, slots: Tensor) -> Tensor:
+        raise OSError("kernel failed")
+
+    strategy.register(0, gpu)
+    _, hidden, weights, ids = random_steps(2)[2]
+    for _ in range(20):
+        with pytest.raises(OSError, match="kernel failed"):
+            strategy.decode(0, hidden, weights, ids.clone())
+        assert runtime.cpu.pending == 0
+    runtime.cache.check_integrity(contents=True)
+    expected = build(platform, layers, MoeConfig("cpu", 2))[1].decode(0, hidden, weights, ids)
+    assert torch.equal(runtime.cpu.decode(0, hidden, weights, ids), expected)
+    runtime.close()
