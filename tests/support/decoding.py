@@ -18,6 +18,9 @@ from freetoken.moe.store import LayerExperts
 
 PAGE_TOKENS = 3
 
+# tiny tensors: a second thread costs more than it brings, above all on a busy machine
+torch.set_num_threads(1)
+
 
 class HostMemory:
     """Zeroed, 256-byte aligned memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from support.reference_ops import ReferenceOps
@@ -9,9 +10,10 @@ from support.reference_ops import ReferenceOps
 OPS = ("reference", "cpu")
 
 
+@cache
 def make_ops(name: str) -> Any:
     """ "reference" multiplies quantised weights exactly; "reference-int8" and "cpu" round the
-    activations to int8 blocks first."""
+    activations to int8 blocks first. One worker pool serves all tests."""
     if name == "cpu":
         from freetoken.kernels.cpu import CpuOps
 
