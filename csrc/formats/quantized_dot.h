@@ -155,7 +155,8 @@ void dot_many(const PackedMatrix& w, const RowGroup& g, const Activations& x, co
   alignas(64) Panel<W> panel;
   const std::int64_t all_blocks = w.cols / 32;
   for (std::int64_t first = 0; first < all_blocks; first += kPanelBlocks) {
-    const int blocks = static_cast<int>(all_blocks - first < kPanelBlocks ? all_blocks - first : kPanelBlocks);
+    const std::int64_t left = all_blocks - first;
+    const int blocks = static_cast<int>(left < kPanelBlocks ? left : kPanelBlocks);
     panel.unpack(w, g, first, blocks);
     std::int64_t j = 0;
     for (; j + 4 <= tokens.count; j += 4) {

@@ -7,8 +7,8 @@
 
 namespace ft {
 
-void embed(ThreadPool& pool, const KernelSet& kernels, const PackedMatrix& w, const std::int64_t* ids, float* y,
-           std::int64_t tokens) {
+void embed(ThreadPool& pool, const KernelSet& kernels, const PackedMatrix& w, const std::int64_t* ids,
+           float* y, std::int64_t tokens) {
   for (std::int64_t t = 0; t < tokens; ++t) {
     if (ids[t] >= 0 && ids[t] < w.rows) continue;
     throw std::invalid_argument("token " + std::to_string(t) + " has id " + std::to_string(ids[t]) +

@@ -71,7 +71,8 @@ class ExpertTask final : public Task {
       inner_f32_ = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(routes * inner_));
     }
     // A multiple of every kernel's row group, so that groups are whole.
-    down_rows_ = std::clamp<std::int64_t>(kScratchFloats / std::max<std::int64_t>(1, routes) / 16 * 16, 16, 32);
+    const std::int64_t fitting = kScratchFloats / std::max<std::int64_t>(1, routes);
+    down_rows_ = std::clamp<std::int64_t>(fitting / 16 * 16, 16, 32);
     scratch_floats_ = down_rows_ * routes;
     scratch_ = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(scratch_floats_ * lanes));
   }

@@ -21,9 +21,9 @@ void GroupedRoutes::build(const std::int32_t* ids, const float* weights) {
   std::fill(next_.begin(), next_.end(), 0);
   for (std::int64_t i = 0; i < routes; ++i) {
     if (ids[i] < -1 || ids[i] >= experts) {
-      throw std::invalid_argument("route " + std::to_string(i % top_k_) + " of token " + std::to_string(i / top_k_) +
-                                  " has expert id " + std::to_string(ids[i]) + ", expected -1 or 0 to " +
-                                  std::to_string(experts - 1));
+      throw std::invalid_argument("route " + std::to_string(i % top_k_) + " of token " +
+                                  std::to_string(i / top_k_) + " has expert id " + std::to_string(ids[i]) +
+                                  ", expected -1 or 0 to " + std::to_string(experts - 1));
     }
     const bool taken = ids[i] >= 0 && weights[i] != 0.0f;
     positions_[static_cast<std::size_t>(i)] = taken ? 0 : -1;

@@ -19,7 +19,13 @@ class LinearTask final : public Task {
  public:
   LinearTask(const KernelSet& kernels, const PackedMatrix& w, const float* x, const float* bias, float* y,
              std::int64_t tokens)
-      : kernels_(kernels), format_(kernels.format(w.format)), w_(w), x_(x), bias_(bias), y_(y), tokens_(tokens) {
+      : kernels_(kernels),
+        format_(kernels.format(w.format)),
+        w_(w),
+        x_(x),
+        bias_(bias),
+        y_(y),
+        tokens_(tokens) {
     if (format_.int8_activations) int8_ = Int8Rows(tokens, w.cols);
   }
 
@@ -69,8 +75,8 @@ class LinearTask final : public Task {
 
 }  // namespace
 
-void linear(ThreadPool& pool, const KernelSet& kernels, const PackedMatrix& w, const float* x, const float* bias,
-            float* y, std::int64_t tokens) {
+void linear(ThreadPool& pool, const KernelSet& kernels, const PackedMatrix& w, const float* x,
+            const float* bias, float* y, std::int64_t tokens) {
   LinearTask task(kernels, w, x, bias, y, tokens);
   if (pool.size() == 1 || tokens * w.rows * w.cols < kSerialProducts) {
     task.run_alone();

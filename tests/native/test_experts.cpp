@@ -68,7 +68,8 @@ Batch make_batch(const Shape& s, std::int64_t tokens, std::int64_t top_k, unsign
 
 std::vector<float> run(ft::ThreadPool& pool, const KernelSet& kernels, const Layer& layer, const Batch& b) {
   std::vector<float> y(b.x.size(), -3.0f);
-  const ft::ExpertArgs args{&layer.bank, b.x.data(), b.ids.data(), b.weights.data(), y.data(), b.tokens, b.top_k};
+  const ft::ExpertArgs args{&layer.bank,      b.x.data(), b.ids.data(),
+                            b.weights.data(), y.data(),   b.tokens, b.top_k};
   pool.run(*ft::make_expert_task(kernels, args, pool.size()));
   return y;
 }
@@ -113,11 +114,12 @@ void reference(const Layer& layer, const Batch& b, std::vector<double>& y, std::
     const std::vector<double> read = as_read(layer.bank.down.format, inner_values);
     double norm = 0;
     for (const double v : read) norm += v * v;
+    const double weight = b.weights[k];
     for (std::int64_t r = 0; r < hidden; ++r) {
       double row_norm = 0;
       for (std::int64_t c = 0; c < inner; ++c) row_norm += layer.down[e].at(r, c) * layer.down[e].at(r, c);
-      y[static_cast<std::size_t>(r)] += static_cast<double>(b.weights[k]) * row_dot(layer.down[e], r, read);
-      size[static_cast<std::size_t>(r)] += std::abs(static_cast<double>(b.weights[k])) * std::sqrt(norm * row_norm);
+      y[static_cast<std::size_t>(r)] += weight * row_dot(layer.down[e], r, read);
+      size[static_cast<std::size_t>(r)] += std::abs(weight) * std::sqrt(norm * row_norm);
     }
   }
 }
@@ -152,7 +154,8 @@ TEST(experts_match_the_reference_for_every_format_and_top_k) {
 
 TEST(parts_of_different_formats_and_odd_sizes) {
   ft::ThreadPool pool(std::vector<int>{0, 0});
-  const Format mixes[][3] = {{Format::Q4_0, Format::Q8_0, Format::BF16}, {Format::F32, Format::Q4_1, Format::Q8_0},
+  const Format mixes[][3] = {{Format::Q4_0, Format::Q8_0, Format::BF16},
+                             {Format::F32, Format::Q4_1, Format::Q8_0},
                              {Format::BF16, Format::F16, Format::F32}};
   for (const KernelSet* kernels : weights::kernel_sets()) {
     for (const auto& mix : mixes) {
@@ -202,10 +205,12 @@ TEST(planes_and_interleaved_blocks_give_the_same_bits) {
           const ft::FormatInfo& info = ft::format_info(a.format);
           for (std::int64_t r = 0; r < a.rows; ++r) {
             for (std::int64_t i = 0; i < a.cols / 32; ++i) {
-              std::memcpy(const_cast<std::uint8_t*>(b.codes) + r * b.code_row_stride + i * b.code_block_stride,
+              auto* codes = const_cast<std::uint8_t*>(b.codes);
+              auto* scales = const_cast<std::uint8_t*>(b.scales);
+              std::memcpy(codes + r * b.code_row_stride + i * b.code_block_stride,
                           a.codes + r * a.code_row_stride + i * a.code_block_stride,
                           static_cast<std::size_t>(info.codes_bytes));
-              std::memcpy(const_cast<std::uint8_t*>(b.scales) + r * b.scale_row_stride + i * b.scale_block_stride,
+              std::memcpy(scales + r * b.scale_row_stride + i * b.scale_block_stride,
                           a.scales + r * a.scale_row_stride + i * a.scale_block_stride,
                           static_cast<std::size_t>(info.scales_bytes));
             }

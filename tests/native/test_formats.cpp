@@ -58,7 +58,7 @@ Expected expected(const Weights& w, const Prepared& x, std::int64_t row, std::in
   double magnitude = 0;
   if (!weights::quantized(w.matrix.format)) {
     for (std::int64_t c = 0; c < cols; ++c) {
-      const double term = w.at(row, c) * static_cast<double>(x.f32[static_cast<std::size_t>(token * cols + c)]);
+      const double term = w.at(row, c) * x.f32[static_cast<std::size_t>(token * cols + c)];
       e.value += term;
       magnitude += std::abs(term);
     }
@@ -123,7 +123,8 @@ TEST(rows_dequantize_exactly) {
           for (std::int64_t c = 0; c < 32 * 9; ++c) {
             // Codes times scales are exact in double; q * d + m rounds twice in float32.
             const double exact = w.at(r, c);
-            const double tolerance = format == Format::Q4_1 ? (std::abs(exact) + 15 * 65504) * FLT_EPSILON : 0;
+            const double rounding = (std::abs(exact) + 15 * 65504) * FLT_EPSILON;
+            const double tolerance = format == Format::Q4_1 ? rounding : 0;
             CHECK_NEAR(y[static_cast<std::size_t>(c)], exact, tolerance);
           }
         }
@@ -150,7 +151,8 @@ TEST(every_code_has_its_value) {   // unit activations pick out single weights
         const std::vector<float> y = dot(*kernels, w, Prepared(*kernels, x, kCols), {nullptr, 0, 1});
         for (std::int64_t r = 0; r < 16; ++r) {
           const double exact = 127 * w.at(r, c);
-          const double tolerance = format == Format::Q4_1 ? 2 * FLT_EPSILON * 127 * 16 : FLT_EPSILON * std::abs(exact);
+          const double size = format == Format::Q4_1 ? 2 * 127 * 16 : std::abs(exact);
+          const double tolerance = FLT_EPSILON * size;
           CHECK_NEAR(y[static_cast<std::size_t>(r)], exact, tolerance);
         }
       }
@@ -208,7 +210,8 @@ TEST(extreme_codes_do_not_saturate) {   // -128 and 15 against +-127 in all plac
         for (std::uint8_t& byte : w.codes) byte = code;
         for (const float x : {1.0f, -1.0f}) {
           for (const std::int64_t tokens : {1, 4}) {
-            const Prepared prepared(*kernels, std::vector<float>(static_cast<std::size_t>(64 * tokens), x), 64);
+            const std::vector<float> xs(static_cast<std::size_t>(64 * tokens), x);
+            const Prepared prepared(*kernels, xs, 64);
             const std::vector<float> y = dot(*kernels, w, prepared, {nullptr, 0, tokens});
             for (std::int64_t t = 0; t < tokens; ++t) {
               for (std::int64_t r = 0; r < 8; ++r) {

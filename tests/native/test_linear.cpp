@@ -43,7 +43,8 @@ TEST(linear_is_the_product_with_the_bias_added) {
               double sum = bias[static_cast<std::size_t>(r)], size = std::abs(sum);
               for (std::int64_t c = 0; c < kCols; ++c) {
                 const auto i = static_cast<std::size_t>(t * kCols + c);
-                const double xi = weights::quantized(format) ? int8.q[i] * static_cast<double>(int8.d[i / 32]) : x[i];
+                const double rounded = int8.q[i] * static_cast<double>(int8.d[i / 32]);
+                const double xi = weights::quantized(format) ? rounded : x[i];
                 sum += w.at(r, c) * xi;
                 size += std::abs(w.at(r, c) * xi) + 16 * std::abs(xi) * std::ldexp(1, -3);   // minima of Q4_1
               }
@@ -99,7 +100,8 @@ TEST(embed_names_an_id_outside_of_the_table) {
   std::vector<float> y(64);
   for (const std::int64_t bad : {std::int64_t{-1}, std::int64_t{4}}) {
     const std::int64_t ids[] = {3, bad};
-    CHECK_THROWS(ft::embed(pool, ft::select_kernels(nullptr), w.matrix, ids, y.data(), 2), std::invalid_argument,
+    CHECK_THROWS(ft::embed(pool, ft::select_kernels(nullptr), w.matrix, ids, y.data(), 2),
+                 std::invalid_argument,
                  "token 1 has id " + std::to_string(bad) + ", but the embedding has rows 0 to 3");
   }
 }

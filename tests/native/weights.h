@@ -37,8 +37,8 @@ inline double half(std::uint16_t h) {
 
 // A finite float16, its exponent field within [low, high].
 inline std::uint16_t random_half(std::mt19937& rng, int low, int high) {
-  const auto exponent = static_cast<std::uint16_t>(low + static_cast<int>(rng() % static_cast<unsigned>(high - low + 1)));
-  return static_cast<std::uint16_t>((rng() & 0x83ffu) | static_cast<unsigned>(exponent << 10));
+  const unsigned exponent = static_cast<unsigned>(low) + rng() % static_cast<unsigned>(high - low + 1);
+  return static_cast<std::uint16_t>((rng() & 0x83ffu) | exponent << 10);
 }
 
 struct Weights {
