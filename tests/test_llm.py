@@ -128,6 +128,16 @@ def test_a_batch_gives_each_what_it_gets_alone(
         assert [other.generate([prompt], GREEDY)[0] for prompt in PROMPTS] == expected
 
 
+@pytest.mark.parametrize("strategy", ["cpu", "hybrid"])
+def test_prompts_cut_into_several_steps_give_the_same(
+    checkpoints: dict[str, Made], llm: LLM, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    monkeypatch.setattr("freetoken.config._PREFILL_BUDGET_TOKENS", 7)
+    slots = 2 if strategy == "hybrid" else None
+    with LLM(checkpoints["mixtral"].path, strategy, cache_slots=slots, threads=2) as other:
+        assert other.generate(PROMPTS, GREEDY) == llm.generate(PROMPTS, GREEDY)
+
+
 @pytest.mark.parametrize("family", ["qwen3_moe", "llama", "qwen3"])
 def test_batches_of_the_other_families(checkpoints: dict[str, Made], family: str) -> None:
     with LLM(checkpoints[family].path, threads=2) as llm:
