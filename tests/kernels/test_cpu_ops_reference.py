@@ -1,0 +1,127 @@
+"""The native operators against the same ones in plain torch, through the Ops protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from freetoken import _native
+from freetoken.checkpoints.base import TensorEntry
+from freetoken.formats import BF16, F32
+from freetoken.formats.base import WeightFormat
+from freetoken.kernels.cpu import CpuOps
+from support.reference_ops import ReferenceOps
+
+REFERENCE = ReferenceOps(int8_activations=True)
+
+
+@pytest.fixture(params=_native.detected_isas(), scope="module")
+def ops(request: pytest.FixtureRequest) -> Iterator[CpuOps]:
+    made = CpuOps(threads=2, isa=request.param)
+    yield made
+    made.close()
+
+
+def numbers(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, relative: float = 2e-6) -> None:
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    largest = float(expected.abs().max()) if expected.numel() else 0.0
+    torch.testing.assert_close(found, expected, rtol=relative, atol=relative * largest)
+
+
+@pytest.mark.parametrize("shape", [(1, 576), (7, 40), (3, 5, 64)])
+def test_norms_and_activation(ops: CpuOps, shape: tuple[int, ...]) -> None:
+    x, weight = numbers(*shape, seed=1, scale=3), numbers(shape[-1], seed=2)
+    close(ops.rms_norm(x, weight, 1e-5), REFERENCE.rms_norm(x, weight, 1e-5))
+    gate, up = x.reshape(-1, shape[-1]), numbers(*shape, seed=3).reshape(-1, shape[-1])
+    close(ops.silu_mul(gate, up), REFERENCE.silu_mul(gate, up))
+    ours, theirs = up.clone(), up.clone()
+    close(
+        ops.add_rms_norm(gate, ours, weight, 1e-6),
+        REFERENCE.add_rms_norm(gate, theirs, weight, 1e-6),
+    )
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("rotary_dims", [16, 64])
+def test_rotary(ops: CpuOps, interleaved: bool, rotary_dims: int) -> None:
+    angles = numbers(5, rotary_dims // 2, seed=4)
+    q, k = numbers(5, 6, 64, seed=5), numbers(5, 2, 64, seed=6)
+    expected_q, expected_k = q.clone(), k.clone()
+    ops.rotary_(q, k, angles.cos(), angles.sin(), interleaved=interleaved)
+    REFERENCE.rotary_(expected_q, expected_k, angles.cos(), angles.sin(), interleaved=interleaved)
+    close(q, expected_q)
+    close(k, expected_k)
+
+
+@pytest.mark.parametrize("window", [None, 1, 17, 300])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 40), (4, 1, 128)])
+def test_a_cache_filled_by_write_kv_is_attended(
+    ops: CpuOps, heads: int, kv_heads: int, dim: int, window: int | None
+) -> None:
+    page_tokens, lengths = 16, (37, 290)
+    pages = torch.randperm(40, generator=torch.Generator().manual_seed(7))[:38].int() + 1
+    table = pages.view(2, 19)
+    k_cache = torch.full((41, page_tokens, kv_heads, dim), float("nan"))
+    v_cache = k_cache.clone()
+    for row, length in enumerate(lengths):
+        positions = torch.arange(length)
+        slots = table[row].long()[positions // page_tokens] * page_tokens
+        ops.write_kv(
+            numbers(length, kv_heads, dim, seed=8 + row),
+            numbers(length, kv_heads, dim, seed=18 + row),
+            k_cache,
+            v_cache,
+            slots + positions % page_tokens,
+        )
+    sequence = torch.tensor([0] * 37 + [1, 1, -1, 1], dtype=torch.int32)
+    positions = torch.tensor([*range(37), 0, 289, 5, 256], dtype=torch.int32)
+    q = numbers(len(sequence), heads, dim, seed=30)
+    arguments = (q, k_cache, v_cache, table, sequence, positions)
+    found = ops.paged_attention(*arguments, scale=dim**-0.5, window=window)
+    close(found, REFERENCE.paged_attention(*arguments, scale=dim**-0.5, window=window), 5e-6)
+    assert torch.equal(found[39], torch.zeros(heads, dim))
+    for t in (0, 15, 16, 36, 38, 40):
+        alone = ops.paged_attention(
+            q[t : t + 1].clone(),
+            k_cache,
+            v_cache,
+            table,
+            sequence[t : t + 1].clone(),
+            positions[t : t + 1].clone(),
+            scale=dim**-0.5,
+            window=window,
+        )
+        assert torch.equal(alone[0], found[t])
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+def test_routes(ops: CpuOps, renormalize: bool) -> None:
+    logits = numbers(50, 60, seed=9, scale=3).round(decimals=1)
+    logits[7, 3] = float("nan")
+    weights, ids = ops.route_topk(logits, 4, renormalize=renormalize)
+    expected_weights, expected_ids = REFERENCE.route_topk(logits, 4, renormalize=renormalize)
+    sound = torch.arange(50) != 7
+    assert torch.equal(ids[sound], expected_ids[sound])
+    close(weights[sound], expected_weights[sound])
+    assert weights[7].isnan().all()
+    assert ((ids[7] >= 0) & (ids[7] < 60)).all() and len(set(ids[7].tolist())) == 4
+
+
+@pytest.mark.parametrize("fmt", [F32, BF16])
+def test_linear_and_embed_of_plain_floats(ops: CpuOps, fmt: WeightFormat) -> None:
+    values = numbers(33, 48, seed=10).to(torch.bfloat16)
+    data = values.float().numpy() if fmt is F32 else values.view(torch.int16).numpy()
+    entry = TensorEntry("w", fmt, (33, 48), Path("w"), data.view(np.uint8).reshape(-1))
+    ours, theirs = ops.matrix(entry), REFERENCE.matrix(entry)
+    x, bias, ids = numbers(5, 48, seed=11), numbers(33, seed=12), torch.tensor([0, 32, 7])
+    close(ops.linear(x, ours, bias), REFERENCE.linear(x, theirs, bias))
+    assert torch.equal(ops.embed(ids, ours), REFERENCE.embed(ids, theirs))
