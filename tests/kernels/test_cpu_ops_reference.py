@@ -19,6 +19,15 @@ from support.reference_ops import ReferenceOps
 REFERENCE = ReferenceOps(int8_activations=True)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """The reference's tiny products are quicker without torch's own threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(params=_native.detected_isas(), scope="module")
 def ops(request: pytest.FixtureRequest) -> Iterator[CpuOps]:
     made = CpuOps(threads=2, isa=request.param)
