@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 if TYPE_CHECKING:
     from freetoken.telemetry import Stats
+
+    _Row = tuple[str, Callable[[Stats], str]]
 
 
 def table(runs: Mapping[str, Stats]) -> Table:
@@ -32,14 +34,14 @@ def _share(count: int, stats: Stats) -> str:
     return f"{count:,} ({100 * count / stats.experts.active:.0f}%)"
 
 
-_ROWS = (
+_ROWS: tuple[_Row, ...] = (
     ("load", lambda s: f"{s.timing.load_s:.2f} s"),
     ("prompt", lambda s: f"{s.timing.prefill_tokens} tokens"),
     ("generated", lambda s: f"{s.timing.decode_tokens} tokens"),
     ("prefill", lambda s: f"{s.timing.prefill_tokens_per_s:.1f} tokens/s"),
     ("decode", lambda s: f"{s.timing.decode_tokens_per_s:.1f} tokens/s"),
 )
-_EXPERT_ROWS = (
+_EXPERT_ROWS: tuple[_Row, ...] = (
     ("experts used in decode", lambda s: f"{s.experts.active:,}"),
     ("  found in the cache", lambda s: _share(s.experts.hits, s)),
     ("  fetched into it", lambda s: _share(s.experts.fetched, s)),

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import gguf
@@ -83,7 +84,9 @@ def _plan(reader: gguf.GGUFReader) -> Iterator[_Planned]:
         layer, part = _feed_forward(tensor.name)
         if part is None:
             data = np.ascontiguousarray(tensor.data).view(np.uint8).reshape(-1)
-            yield _Planned(tensor.name, shape, tensor.tensor_type, data.nbytes, lambda d=data: d)
+            yield _Planned(
+                tensor.name, shape, tensor.tensor_type, data.nbytes, partial(_same, data)
+            )
             continue
         if part == "gate":
             router = _router(layer, hidden=shape[1])
@@ -92,7 +95,7 @@ def _plan(reader: gguf.GGUFReader) -> Iterator[_Planned]:
                 (EXPERTS, shape[1]),
                 gguf.GGMLQuantizationType.F32,
                 router.nbytes,
-                lambda r=router: r,
+                partial(_same, router),
             )
         block, block_bytes = gguf.GGML_QUANT_SIZES[EXPERT_TYPE]
         yield _Planned(
@@ -100,8 +103,12 @@ def _plan(reader: gguf.GGUFReader) -> Iterator[_Planned]:
             (EXPERTS, *shape),
             EXPERT_TYPE,
             EXPERTS * shape[0] * shape[1] // block * block_bytes,
-            lambda t=tensor, i=layer, p=part: _experts(t, i, p),
+            partial(_experts, tensor, layer, part),
         )
+
+
+def _same(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    return data
 
 
 def _feed_forward(name: str) -> tuple[int, str | None]:
@@ -115,7 +122,8 @@ def _feed_forward(name: str) -> tuple[int, str | None]:
 def _router(layer: int, hidden: int) -> npt.NDArray[np.uint8]:
     rng = np.random.default_rng([SEED, layer])
     weights = rng.standard_normal((EXPERTS, hidden), dtype=np.float32) / np.float32(hidden**0.5)
-    return weights.view(np.uint8).reshape(-1)
+    data: npt.NDArray[np.uint8] = weights.reshape(-1).view(np.uint8)
+    return data
 
 
 def _experts(tensor: gguf.ReaderTensor, layer: int, part: str) -> npt.NDArray[np.uint8]:
