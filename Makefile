@@ -39,7 +39,7 @@ build/native-%/.tested: build/native-%/.configured $(native_sources) $(native_te
 	touch $@
 
 .PRECIOUS: build/native-%/.configured
-.PHONY: help setup build demo test test-python test-native lint format clean distclean
+.PHONY: help setup build demo test test-python test-native lint stub format clean distclean
 
 setup: $(VENV)/.deps   ## the virtual environment, without the package
 
@@ -61,6 +61,9 @@ lint: $(VENV)/.deps   ## ruff, format check, mypy --strict, import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONPATH=python $(BIN)/lint-imports
+
+stub: build   ## write the stub of the extension module anew
+	$(BIN)/python -m nanobind.stubgen -q -m freetoken._native -o python/freetoken/_native.pyi
 
 format: $(VENV)/.deps   ## rewrite the Python files in the house format
 	$(BIN)/ruff check --fix .
