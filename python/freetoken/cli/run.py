@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -65,14 +66,19 @@ class Engine:
     def load(self, model: str) -> LLM:
         from freetoken import LLM
 
-        return LLM(
-            model,
-            strategy=self.strategy or "auto",
-            device=self.device,
-            cache_slots=self.cache_slots,
-            max_fetch=self.max_fetch,
-            threads=self.threads,
-        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            llm = LLM(
+                model,
+                strategy=self.strategy or "auto",
+                device=self.device,
+                cache_slots=self.cache_slots,
+                max_fetch=self.max_fetch,
+                threads=self.threads,
+            )
+        for warning in caught:
+            notes.print(f"note: {warning.message}", style="yellow", markup=False)
+        return llm
 
 
 @dataclass(frozen=True)
@@ -84,10 +90,9 @@ class Job:
     sampling: Sampling
 
     def prompt_ids(self, llm: LLM) -> list[int]:
-        if not self.chat:
-            return llm.tokenizer.encode(self.prompt)
-        text = llm.tokenizer.apply_chat([{"role": "user", "content": self.prompt}])
-        return llm.tokenizer.encode(text, add_special=False)
+        if self.chat:
+            return llm.chat_tokens([{"role": "user", "content": self.prompt}])
+        return llm.tokenizer.encode(self.prompt)
 
 
 def generate(model: str, job: Job, engine: Engine, *, as_json: bool) -> None:
@@ -125,7 +130,10 @@ def demo(job: Job, engine: Engine, *, as_json: bool) -> None:
             name = config.strategy
             if config.slots is not None:
                 name += f", {config.slots} of {config.experts} experts cached"
-            notes.print(f"\n[bold]{name}[/bold] on {config.device}, {config.threads} threads")
+            notes.print(
+                f"\nstrategy [bold]{name}[/bold]; device {config.device}, "
+                f"{config.threads} threads, {config.isa}"
+            )
             notes.print(f"[dim]> {job.prompt}[/dim]")
             _stream(llm, job, params)
             runs[name] = llm.stats()
