@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from gguf import GGMLQuantizationType as Q
 
-from support.tiny_models import BYTE_SPECIALS, BYTE_VOCAB, byte_tokens
+from support.tiny_models import BYTE_SPECIALS, byte_tokens
 
 Array = npt.NDArray[np.float32]
 
@@ -185,14 +185,16 @@ def _write_keys(writer: gguf.GGUFWriter, arch: str, config: Any) -> None:
 
 
 def _write_byte_tokenizer(writer: gguf.GGUFWriter, vocab: int) -> None:
-    tokens = byte_tokens() + [f"<|unused{i}|>" for i in range(vocab - BYTE_VOCAB)]
+    # The list of merges must not be empty in a GGUF file: one, whose result follows the specials.
+    tokens = [*byte_tokens(), "he"]
+    tokens += [f"<|unused{i}|>" for i in range(vocab - len(tokens))]
     normal, control = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
-    types = [normal] * 256 + [control] * (vocab - 256)
+    types = [normal if len(token) <= 2 else control for token in tokens]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_token_merges([])
+    writer.add_token_merges(["h e"])
     writer.add_bos_token_id(tokens.index(BYTE_SPECIALS[0]))
     writer.add_eos_token_id(tokens.index(BYTE_SPECIALS[1]))
     writer.add_add_bos_token(False)

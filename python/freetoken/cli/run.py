@@ -77,7 +77,7 @@ class Engine:
                 threads=self.threads,
             )
         for warning in caught:
-            notes.print(f"note: {warning.message}", style="yellow", markup=False)
+            notes.print(f"note: {warning.message}", style="yellow", markup=False, soft_wrap=True)
         return llm
 
 
@@ -118,7 +118,7 @@ def demo(job: Job, engine: Engine, *, as_json: bool) -> None:
     from freetoken.demo import DEMO_DESCRIPTION
 
     path = str(build_demo_model(notes))
-    notes.print(f"[dim]Demo model: {DEMO_DESCRIPTION}.[/dim]")
+    notes.print(f"Demo model: {DEMO_DESCRIPTION}.", style="dim")
     if as_json or engine.strategy is not None:
         generate(path, job, engine, as_json=as_json)
         return
@@ -190,10 +190,10 @@ def errors_explained() -> Iterator[None]:
     try:
         yield
     except (ConfigError, RequestError) as error:
-        notes.print(f"error: {error}", style="red", markup=False)
+        notes.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(2) from error
     except FreeTokenError as error:
-        notes.print(f"error: {error}", style="red", markup=False)
+        notes.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
         notes.print("\ninterrupted", style="dim")
