@@ -30,15 +30,15 @@ notes = Console(stderr=True, highlight=False)
 class Sampling:
     """Sampling options as given; what is None is left to SamplingParams' defaults."""
 
-    max_tokens: int | None
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    repetition_penalty: float | None
-    seed: int | None
-    stop: list[str] | None
-    ignore_eos: bool
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: list[str] | None = None
+    ignore_eos: bool = False
 
     def params(self) -> SamplingParams:
         from freetoken import SamplingParams
@@ -57,11 +57,11 @@ class Sampling:
 class Engine:
     """Engine options as given."""
 
-    strategy: str | None
-    device: str
-    cache_slots: int | None
-    max_fetch: int | None
-    threads: int | None
+    strategy: str | None = None
+    device: str = "auto"
+    cache_slots: int | None = None
+    max_fetch: int | None = None
+    threads: int | None = None
 
     def load(self, model: str) -> LLM:
         from freetoken import LLM
@@ -122,10 +122,15 @@ def demo(job: Job, engine: Engine, *, as_json: bool) -> None:
     if as_json or engine.strategy is not None:
         generate(path, job, engine, as_json=as_json)
         return
+    notes.print(report.table(compared(path, job, engine)))
+
+
+def compared(model: str, job: Job, engine: Engine) -> dict[str, Stats]:
+    """Answer twice, as `engine` says and with hybrid and a small cache; what each took, by name."""
     params = job.sampling.params()
     runs: dict[str, Stats] = {}
     for setting in (engine, _small_hybrid(engine)):
-        with setting.load(path) as llm:
+        with setting.load(model) as llm:
             config = llm.stats().config
             name = config.strategy
             if config.slots is not None:
@@ -137,7 +142,7 @@ def demo(job: Job, engine: Engine, *, as_json: bool) -> None:
             notes.print(f"[dim]> {job.prompt}[/dim]")
             _stream(llm, job, params)
             runs[name] = llm.stats()
-    notes.print(report.table(runs))
+    return runs
 
 
 def _small_hybrid(engine: Engine) -> Engine:
