@@ -10,6 +10,7 @@
 
 #include "core/topology.h"
 #include "ops/kernel_set.h"
+#include "ops/read_bandwidth.h"
 
 namespace ft::py {
 namespace {
@@ -295,6 +296,14 @@ std::unique_ptr<Pending> Context::experts_submit(nb::handle_t<Bank> bank, Array 
   return std::make_unique<Pending>(std::move(pool), std::move(ticket), std::move(arrays));
 }
 
+std::uint64_t Context::read_bytes(Array data_array) const {
+  const View<const std::uint8_t, 1> data("data", data_array);
+  const auto pool = this->pool();
+  std::uint64_t sum = 0;
+  unlocked([&] { sum = ft::read_bytes(*pool, data.data(), data.size()); });
+  return sum;
+}
+
 void bind_context(nb::module_& module) {
   nb::class_<Pending>(module, "Pending", "Expert work under way. Keeps its arrays alive.")
       .def("wait", &Pending::wait, "Block until the output is written. May be called again.")
@@ -329,7 +338,10 @@ void bind_context(nb::module_& module) {
       .def("experts", &Context::experts, nb::arg("bank"), nb::arg("x"), nb::arg("weights"), nb::arg("ids"),
            nb::arg("out"))
       .def("experts_submit", &Context::experts_submit, nb::arg("bank"), nb::arg("x"), nb::arg("weights"),
-           nb::arg("ids"), nb::arg("out"));
+           nb::arg("ids"), nb::arg("out"))
+      .def("read_bytes", &Context::read_bytes, nb::arg("data"),
+           "Read uint8 [n] once with all threads; the sum of its 64-bit words. For measuring the "
+           "read bandwidth.");
 }
 
 }  // namespace ft::py

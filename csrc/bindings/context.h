@@ -57,6 +57,7 @@ class Context {
   void experts(const Bank& bank, Array x, Array weights, Array ids, Array out) const;
   std::unique_ptr<Pending> experts_submit(nb::handle_t<Bank> bank, Array x, Array weights, Array ids,
                                           Array out) const;
+  std::uint64_t read_bytes(Array data) const;
 
  private:
   std::shared_ptr<ThreadPool> pool() const;   // RuntimeError if closed

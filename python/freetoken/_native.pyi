@@ -129,3 +129,8 @@ class Context:
     def experts(self, bank: ExpertBank, x: torch.Tensor | numpy.typing.NDArray[Any], weights: torch.Tensor | numpy.typing.NDArray[Any], ids: torch.Tensor | numpy.typing.NDArray[Any], out: torch.Tensor | numpy.typing.NDArray[Any]) -> None: ...
 
     def experts_submit(self, bank: ExpertBank, x: torch.Tensor | numpy.typing.NDArray[Any], weights: torch.Tensor | numpy.typing.NDArray[Any], ids: torch.Tensor | numpy.typing.NDArray[Any], out: torch.Tensor | numpy.typing.NDArray[Any]) -> Pending: ...
+
+    def read_bytes(self, data: torch.Tensor | numpy.typing.NDArray[Any]) -> int:
+        """
+        Read uint8 [n] once with all threads; the sum of its 64-bit words. For measuring the read bandwidth.
+        """
