@@ -33,6 +33,7 @@ PackedMatrix matrix_of(const ExpertPart& part, std::int32_t expert) {
       .code_block_stride = part.code_block_stride,
       .scale_row_stride = part.scale_row_stride,
       .scale_block_stride = part.scale_block_stride,
+      .factor = part.factors.empty() ? 1.0f : part.factors[e],
   };
 }
 

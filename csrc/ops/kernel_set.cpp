@@ -12,7 +12,7 @@ namespace {
 
 struct NamedKernels {
   const char* isa;
-  const KernelSet& (*kernels)();
+  const KernelSet& (*kernels)(Precision);
 };
 
 // As host_isas names them.
@@ -25,7 +25,14 @@ constexpr NamedKernels kSets[] = {
 
 }  // namespace
 
-const KernelSet& select_kernels(const char* isa_or_null) {
+const FormatKernels& KernelSet::format(Format f) const {
+  const FormatKernels& kernels = formats[static_cast<int>(f)];
+  if (kernels.dot != nullptr) return kernels;
+  throw std::invalid_argument(std::string("no kernels for the weight format ") + format_info(f).name +
+                              " on the instruction set " + isa + "; use another format or another isa");
+}
+
+const KernelSet& select_kernels(const char* isa_or_null, Precision precision) {
   const std::vector<std::string> available = host_isas();
   const std::string wanted = isa_or_null != nullptr ? isa_or_null : available.back();
   std::string names;
@@ -33,7 +40,7 @@ const KernelSet& select_kernels(const char* isa_or_null) {
     names += (names.empty() ? "" : ", ") + isa;
     if (isa != wanted) continue;
     for (const NamedKernels& set : kSets) {
-      if (isa == set.isa) return set.kernels();
+      if (isa == set.isa) return set.kernels(precision);
     }
   }
   throw std::invalid_argument("no kernels for the instruction set '" + wanted + "' on this host; it has: " +

@@ -27,13 +27,28 @@ struct TokenRange {
   std::int64_t row(std::int64_t j) const { return list != nullptr ? list[j] : first + j; }
 };
 
+// How quantised weights read activations: as int8 blocks, or as float32 that meet dequantised weights.
+enum class Precision : std::uint8_t { Int8, Exact };
+
+// Where the prepared form of a row of activations is written: f32, or the other three.
+struct ActivationRow {
+  float* f32;
+  std::int8_t* q;
+  float* d;
+  std::int32_t* sum;
+};
+
 struct FormatKernels {
-  bool int8_activations;
+  bool int8_activations = false;
+  // Columns of x that are prepared together; every piece that is prepared is whole blocks of them.
+  int activation_block = 1;
+  // x to what `dot` reads: q, d and sum if int8_activations, else f32. Null: float32 as they are.
+  void (*prepare)(const float* x, std::int64_t cols, const ActivationRow& out) = nullptr;
   // y[j * y_stride + (r - r0)] = w[r] . x[tokens.row(j)] for rows [r0, r1), j < tokens.count. The
   // order of additions of one (row, token) depends on cols alone.
   void (*dot)(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, const Activations& x,
-              const TokenRange& tokens, float* y, std::int64_t y_stride);
-  void (*dequantize_row)(const PackedMatrix& w, std::int64_t row, float* y);
+              const TokenRange& tokens, float* y, std::int64_t y_stride) = nullptr;
+  void (*dequantize_row)(const PackedMatrix& w, std::int64_t row, float* y) = nullptr;
 };
 
 // Consecutive rows of one kv head inside a page of the cache: row p begins at first + p * stride.
@@ -44,6 +59,7 @@ struct CachedRows {
 
 struct KernelSet {
   const char* isa;   // "scalar", "avx2"
+  Precision precision;
   FormatKernels formats[kFormatCount];
   // One token's cols (multiple of 32) to int8 blocks: d = max|x| / 127, q = round(x / d).
   void (*quantize_row)(const float* x, std::int64_t cols, std::int8_t* q, float* d, std::int32_t* sum);
@@ -63,12 +79,13 @@ struct KernelSet {
   void (*attention_values)(const float* weights, std::int64_t weight_stride, std::int64_t group,
                            const CachedRows& values, float* out);
 
-  const FormatKernels& format(Format f) const { return formats[static_cast<int>(f)]; }
+  // Throws std::invalid_argument for a format without kernels.
+  const FormatKernels& format(Format f) const;
 };
 
-const KernelSet& scalar_kernels();
-const KernelSet& avx2_kernels();   // only on hosts that have AVX2, FMA and F16C
+const KernelSet& scalar_kernels(Precision precision);
+const KernelSet& avx2_kernels(Precision precision);   // only on hosts that have AVX2, FMA and F16C
 // The best set for this host, or the one named. Throws std::invalid_argument naming what the host has.
-const KernelSet& select_kernels(const char* isa_or_null);
+const KernelSet& select_kernels(const char* isa_or_null, Precision precision = Precision::Int8);
 
 }  // namespace ft

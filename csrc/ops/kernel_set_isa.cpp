@@ -15,32 +15,53 @@ namespace ft {
 namespace FT_ISA_NAMESPACE {
 namespace {
 
-constexpr KernelSet kKernels = {
-    .isa = FT_QUOTE(FT_ISA),
-    .formats =   // in the order of the enum
-    {
-        float_kernels<F32Weights>(),
-        float_kernels<F16Weights>(),
-        float_kernels<BF16Weights>(),
-        quantized_kernels<Q8_0>(),
-        quantized_kernels<Q4_0>(),
-        quantized_kernels<Q4_1>(),
-    },
-    .quantize_row = quantize_row,
-    .silu_mul = silu_mul,
-    .rms_norm_row = rms_norm_row,
-    .add = add,
-    .axpy = axpy,
-    .dot_f32 = dot_f32,
-    .exp_sum = exp_sum,
-    .max_f32 = max_f32,
-    .attention_scores = attention_scores,
-    .attention_values = attention_values,
-};
+void prepare_int8(const float* x, std::int64_t cols, const ActivationRow& out) {
+  quantize_row(x, cols, out.q, out.d, out.sum);
+}
+
+template <class W>
+constexpr FormatKernels quantized(Precision precision) {
+  if (precision == Precision::Exact) return {};
+  FormatKernels kernels = quantized_kernels<W>();
+  kernels.activation_block = 32;
+  kernels.prepare = prepare_int8;
+  return kernels;
+}
+
+constexpr KernelSet make_kernels(Precision precision) {
+  KernelSet set = {
+      .isa = FT_QUOTE(FT_ISA),
+      .precision = precision,
+      .formats = {},
+      .quantize_row = quantize_row,
+      .silu_mul = silu_mul,
+      .rms_norm_row = rms_norm_row,
+      .add = add,
+      .axpy = axpy,
+      .dot_f32 = dot_f32,
+      .exp_sum = exp_sum,
+      .max_f32 = max_f32,
+      .attention_scores = attention_scores,
+      .attention_values = attention_values,
+  };
+  const auto format = [&set](Format f) -> FormatKernels& { return set.formats[static_cast<int>(f)]; };
+  format(Format::F32) = float_kernels<F32Weights>();
+  format(Format::F16) = float_kernels<F16Weights>();
+  format(Format::BF16) = float_kernels<BF16Weights>();
+  format(Format::Q8_0) = quantized<Q8_0>(precision);
+  format(Format::Q4_0) = quantized<Q4_0>(precision);
+  format(Format::Q4_1) = quantized<Q4_1>(precision);
+  return set;
+}
+
+constexpr KernelSet kInt8 = make_kernels(Precision::Int8);
+constexpr KernelSet kExact = make_kernels(Precision::Exact);
 
 }  // namespace
 }  // namespace FT_ISA_NAMESPACE
 
-const KernelSet& FT_JOIN(FT_ISA, _kernels)() { return FT_ISA_NAMESPACE::kKernels; }
+const KernelSet& FT_JOIN(FT_ISA, _kernels)(Precision precision) {
+  return precision == Precision::Exact ? FT_ISA_NAMESPACE::kExact : FT_ISA_NAMESPACE::kInt8;
+}
 
 }  // namespace ft

@@ -21,6 +21,7 @@ struct ExpertPart {   // one tensor of every expert; see PackedMatrix for the st
   std::int64_t rows, cols;
   std::vector<std::uint64_t> codes, scales;   // addresses, [E]
   std::int64_t code_row_stride, code_block_stride, scale_row_stride, scale_block_stride;
+  std::vector<float> factors = {};   // [E], or empty: 1
 };
 
 struct ExpertBank {

@@ -292,6 +292,13 @@ TEST(quantized_dots_are_the_same_bits_on_every_instruction_set) {
   }
 }
 
+TEST(a_format_without_kernels_is_named) {
+  ft::KernelSet none{};
+  none.isa = "none";
+  CHECK_THROWS(none.format(Format::Q4_0), std::invalid_argument,
+               "no kernels for the weight format Q4_0 on the instruction set none");
+}
+
 TEST(an_unknown_instruction_set_is_named_with_the_ones_there_are) {
   CHECK_THROWS(ft::select_kernels("mmx"), std::invalid_argument, "'mmx' on this host; it has: scalar");
   CHECK_EQ(std::string(ft::select_kernels("scalar").isa), "scalar");

@@ -73,6 +73,7 @@ inline double Weights::at(std::int64_t row, std::int64_t col) const {
     case ft::Format::Q8_0: return static_cast<std::int8_t>(c[i]) * half(u16[0]);
     case ft::Format::Q4_0: return (nibble() - 8) * half(u16[0]);
     case ft::Format::Q4_1: return nibble() * half(u16[0]) + half(u16[1]);
+    default: break;
   }
   return std::nan("");
 }
