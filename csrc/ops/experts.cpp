@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -21,6 +22,14 @@ constexpr std::int64_t kScratchFloats = std::int64_t{1} << 16;
 
 constexpr std::int64_t tiles_of(std::int64_t n, std::int64_t tile) { return (n + tile - 1) / tile; }
 
+float factor_of(const ExpertPart& part, std::size_t expert) {
+  float factor = 1.0f;
+  if (!part.factors.empty()) {
+    std::memcpy(&factor, reinterpret_cast<const void*>(part.factors[expert]), sizeof factor);
+  }
+  return factor;
+}
+
 PackedMatrix matrix_of(const ExpertPart& part, std::int32_t expert) {
   const auto e = static_cast<std::size_t>(expert);
   return {
@@ -33,7 +42,7 @@ PackedMatrix matrix_of(const ExpertPart& part, std::int32_t expert) {
       .code_block_stride = part.code_block_stride,
       .scale_row_stride = part.scale_row_stride,
       .scale_block_stride = part.scale_block_stride,
-      .factor = part.factors.empty() ? 1.0f : part.factors[e],
+      .factor = factor_of(part, e),
   };
 }
 

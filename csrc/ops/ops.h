@@ -21,7 +21,9 @@ struct ExpertPart {   // one tensor of every expert; see PackedMatrix for the st
   std::int64_t rows, cols;
   std::vector<std::uint64_t> codes, scales;   // addresses, [E]
   std::int64_t code_row_stride, code_block_stride, scale_row_stride, scale_block_stride;
-  std::vector<float> factors = {};   // [E], or empty: 1
+  // Addresses of each expert's float32 factor, [E], or empty: 1. Read when an expert is computed: a slot's
+  // factor changes with the expert that is fetched into it. No alignment is asked of them.
+  std::vector<std::uint64_t> factors = {};
 };
 
 struct ExpertBank {
