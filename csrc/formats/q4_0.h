@@ -7,15 +7,18 @@
 namespace ft::FT_ISA_NAMESPACE {
 
 struct Q4_0 {
-  using Product = UnsignedNarrow;
+  static constexpr int kColumns = 32;
+  using Product = Unsigned<15>;
+  using Order = InOrder;
+  static constexpr int kParts = 1;
   static constexpr int kScales = 1;
 
-  static Bytes32 codes(const std::uint8_t* p) { return Bytes32::load_nibbles(p); }
+  static Bytes32 codes(const std::uint8_t* p, int) { return Bytes32::load_nibbles(p); }
   static void scales(const std::uint8_t* p, std::int64_t stride, F32 (&s)[kScales]) {
     s[0] = F32::gather_f16(p, stride);
   }
-  static F32 add_block(F32 sum, const F32 (&s)[kScales], I32 dot, float x_scale, std::int32_t x_sum) {
-    return sum + (s[0] * F32::broadcast(x_scale)) * to_f32(dot - I32::broadcast(8 * x_sum));
+  static F32 add_block(F32 sum, const F32* s, const I32 (&dot)[kParts], const TokenBlock& x) {
+    return sum + (s[0] * F32::broadcast(x.d)) * to_f32(dot[0] - I32::broadcast(8 * x.sum()));
   }
   static void dequantize(const std::uint8_t* codes, const std::uint8_t* scales, float* y) {
     const float d = f16_to_f32(load_u16(scales));

@@ -7,17 +7,20 @@
 namespace ft::FT_ISA_NAMESPACE {
 
 struct Q4_1 {
-  using Product = UnsignedNarrow;
+  static constexpr int kColumns = 32;
+  using Product = Unsigned<15>;
+  using Order = InOrder;
+  static constexpr int kParts = 1;
   static constexpr int kScales = 2;
 
-  static Bytes32 codes(const std::uint8_t* p) { return Bytes32::load_nibbles(p); }
+  static Bytes32 codes(const std::uint8_t* p, int) { return Bytes32::load_nibbles(p); }
   static void scales(const std::uint8_t* p, std::int64_t stride, F32 (&s)[kScales]) {
     s[0] = F32::gather_f16(p, stride);
     s[1] = F32::gather_f16(p + 2, stride);
   }
-  static F32 add_block(F32 sum, const F32 (&s)[kScales], I32 dot, float x_scale, std::int32_t x_sum) {
-    const F32 codes = (s[0] * F32::broadcast(x_scale)) * to_f32(dot);
-    return sum + (codes + s[1] * F32::broadcast(x_scale * static_cast<float>(x_sum)));
+  static F32 add_block(F32 sum, const F32* s, const I32 (&dot)[kParts], const TokenBlock& x) {
+    const F32 codes = (s[0] * F32::broadcast(x.d)) * to_f32(dot[0]);
+    return sum + (codes + s[1] * F32::broadcast(x.d * static_cast<float>(x.sum())));
   }
   static void dequantize(const std::uint8_t* codes, const std::uint8_t* scales, float* y) {
     const float d = f16_to_f32(load_u16(scales));

@@ -1,22 +1,52 @@
-// Dot products with rows of blocks of 32 codes, activations in int8. A format supplies
-//   Product                        UnsignedNarrow or SignedWide: the range of its codes
-//   kScales                        float scales of a block
-//   Bytes32 codes(p)               the 32 codes of a block, one per byte
-//   scales(p, stride, s)           lane r of s[i]: scale i of the block at p + r * stride
-//   add_block(sum, s, dot, x_scale, x_sum)   sum + the block's part of w . x; `dot` is the exact
-//                                  integer product, x ~ x_scale * q, x_sum the sum of the block's q
-//   dequantize(codes, scales, y)   the 32 numbers
+// Dot products with rows of blocks of codes, activations in int8. A format supplies
+//   kColumns                       columns of a step, a multiple of 32: a stored block, or several
+//   Product                        Unsigned<n> or Signed: the range of its codes
+//   Order                          InOrder, QuartersSwapped or EvensFirst: how `codes` lie
+//   kParts                         1, or 2 if columns 0..15 and 16..31 have scales of their own
+//   kScales                        float scales of 32 columns
+//   Bytes32 codes(p, i)            the codes of columns 32 i .. 32 i + 31 of a step, one per byte
+//   scales(p, stride, s)           lane r of s[kScales * i + k]: scale k of those columns, for the row
+//                                  whose scales are at p + r * stride
+//   add_block(sum, s, dot, x)      sum + the part of w . x of 32 columns with the scales s[0 .. kScales - 1];
+//                                  dot[k] is the exact integer product of part k
+//   dequantize(codes, scales, y)   the numbers of a step
 //
-// A lane is a row. The integer product of a block is exact, and floats are only added block by block
-// in the order of the columns with one accumulator per (row, token): the result is the same, bit for
-// bit, on every instruction set, for every blocking and for any number of tokens. (Multiplications and
-// additions must stay separate: compile with -ffp-contract=off.)
+// A lane is a row. The integer products of 32 columns are exact, and floats are only added per 32 columns
+// in their order with one accumulator per (row, token): the result is the same, bit for bit, on every
+// instruction set, for every blocking and for any number of tokens. (Multiplications and additions must
+// stay separate: compile with -ffp-contract=off.)
+//
+// Codes that lie out of order cost nothing where one token is multiplied: the activations are brought into
+// the same order, once for kWidth rows. Panels hold codes in the order of the columns.
 #pragma once
 
 #include "ops/kernel_set.h"
 #include "simd/simd.h"
 
 namespace ft::FT_ISA_NAMESPACE {
+
+struct InOrder {
+  static Bytes32 arrange(Bytes32 x) { return x; }    // activations into the order of the codes
+  static Bytes32 restore(Bytes32 w) { return w; }    // codes into the order of the columns
+  template <class Product>
+  static void sum(const Partial (&p)[F32::kWidth], I32 (&dot)[1]) { Sums<Product>::whole(p, dot); }
+  template <class Product>
+  static void sum(const Partial (&p)[F32::kWidth], I32 (&dot)[2]) { Sums<Product>::halves(p, dot); }
+};
+
+struct QuartersSwapped {   // columns 0..7, 16..23, 8..15, 24..31
+  static Bytes32 arrange(Bytes32 x) { return x.swap_quarters(); }
+  static Bytes32 restore(Bytes32 w) { return w.swap_quarters(); }
+  template <class Product>
+  static void sum(const Partial (&p)[F32::kWidth], I32 (&dot)[1]) { Sums<Product>::whole(p, dot); }
+  template <class Product>
+  static void sum(const Partial (&p)[F32::kWidth], I32 (&dot)[2]) { Sums<Product>::alternate(p, dot); }
+};
+
+struct EvensFirst : QuartersSwapped {   // columns 0 2 .. 30 1 3 .. 31
+  static Bytes32 arrange(Bytes32 x) { return x.evens_first(); }
+  static Bytes32 restore(Bytes32 w) { return w.interleave_halves(); }
+};
 
 // kWidth neighbouring rows of a matrix, of which the lanes [first, first + count) are asked for.
 struct RowGroup {
@@ -56,48 +86,76 @@ inline F32 load_lanes(const RowGroup& g, const float* y) {
   return F32::load(lanes);
 }
 
+// 32 columns of a token: x ~ d * q, and the sums of the q of columns 0..15 and of 16..31.
+struct TokenBlock {
+  float d;
+  const std::int32_t* half_sum;
+
+  std::int32_t sum() const { return half_sum[0] + half_sum[1]; }
+};
+
 // The activations of one token.
 struct QuantizedToken {
   const std::int8_t* q;
   const float* d;
   const std::int32_t* sum;
+
+  TokenBlock block(std::int64_t b) const { return {d[b], sum + 2 * b}; }
 };
 
 inline QuantizedToken quantized_token(const Activations& x, std::int64_t token) {
-  const std::int64_t blocks = x.cols / 32;
-  return {x.q + token * x.cols, x.d + token * blocks, x.sum + token * blocks};
+  return {x.q + token * x.cols, x.d + token * (x.cols / 32), x.sum + token * (x.cols / 16)};
 }
+
+// How far a step is from the next, in codes and in scales.
+template <class W>
+struct Steps {
+  static constexpr int kBlocks = W::kColumns / 32;   // of 32 columns
+  std::int64_t codes, scales;
+
+  explicit Steps(const PackedMatrix& w) {
+    const std::int64_t stored = W::kColumns / format_info(w.format).block_elements;
+    codes = stored * w.code_block_stride;
+    scales = stored * w.scale_block_stride;
+  }
+};
 
 // One token: straight from memory, while the rows of the next group are fetched in the order in which
 // they lie there (8 short streams become one long one).
 template <class W>
 F32 dot_one(const PackedMatrix& w, const RowGroup& g, const QuantizedToken& x) {
   constexpr int kRows = F32::kWidth;
-  const std::int64_t blocks = w.cols / 32;
+  constexpr int kBlocks = Steps<W>::kBlocks;
+  const Steps<W> step(w);
   const std::uint8_t* codes = g.codes;
   const std::uint8_t* scales = g.scales;
   const std::uint8_t* next = g.codes + kRows * g.code_stride;
-  const std::int64_t next_step = kRows * w.code_block_stride;
   F32 sum = F32::zero();
-  for (std::int64_t b = 0; b < blocks; ++b) {
-    for (std::int64_t ahead = 0; ahead < next_step; ahead += 64) prefetch(next + ahead);
-    next += next_step;
-    const Bytes32 xb = Bytes32::load(x.q + b * 32);
-    I32 partial[kRows];
-    for (int r = 0; r < kRows; ++r) {
-      partial[r] = W::Product::dot(W::codes(codes + r * g.code_stride), xb);
-    }
-    F32 s[W::kScales];
+  for (std::int64_t b = 0; b < w.cols / 32; b += kBlocks) {
+    for (std::int64_t ahead = 0; ahead < kRows * step.codes; ahead += 64) prefetch(next + ahead);
+    next += kRows * step.codes;
+    F32 s[kBlocks * W::kScales];
     W::scales(scales, g.scale_stride, s);
-    sum = W::add_block(sum, s, W::Product::sum_rows(partial), x.d[b], x.sum[b]);
-    codes += w.code_block_stride;
-    scales += w.scale_block_stride;
+#pragma GCC unroll 8
+    for (int i = 0; i < kBlocks; ++i) {
+      const Bytes32 xb = W::Order::arrange(Bytes32::load(x.q + (b + i) * 32));
+      Partial partial[kRows];
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        partial[r] = W::Product::dot(W::codes(codes + r * g.code_stride, i), xb);
+      }
+      I32 dot[W::kParts];
+      W::Order::template sum<typename W::Product>(partial, dot);
+      sum = W::add_block(sum, s + i * W::kScales, dot, x.block(b + i));
+    }
+    codes += step.codes;
+    scales += step.scales;
   }
-  return sum;
+  return sum * F32::broadcast(w.factor);
 }
 
-// Several tokens: up to kPanelBlocks blocks of a group are unpacked once, to a panel that stays in the
-// first-level cache while all tokens pass over it.
+// Several tokens: up to kPanelBlocks times 32 columns of a group are unpacked once, to a panel that stays
+// in the first-level cache while all tokens pass over it.
 inline constexpr int kPanelBlocks = 64;
 
 template <class W>
@@ -106,17 +164,25 @@ struct Panel {
   float scales[kPanelBlocks * W::kScales * F32::kWidth];
 
   void unpack(const PackedMatrix& w, const RowGroup& g, std::int64_t first_block, int blocks) {
-    const std::uint8_t* from = g.codes + first_block * w.code_block_stride;
-    const std::uint8_t* scale = g.scales + first_block * w.scale_block_stride;
-    for (int b = 0; b < blocks; ++b) {
-      Bytes32 rows[F32::kWidth];
-      for (int r = 0; r < F32::kWidth; ++r) rows[r] = W::codes(from + r * g.code_stride);
-      store_panel(rows, codes + b * kPanelBytes);
-      F32 s[W::kScales];
+    constexpr int kBlocks = Steps<W>::kBlocks;
+    const Steps<W> step(w);
+    const std::uint8_t* from = g.codes + first_block / kBlocks * step.codes;
+    const std::uint8_t* scale = g.scales + first_block / kBlocks * step.scales;
+    for (int b = 0; b < blocks; b += kBlocks) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kBlocks; ++i) {
+        Bytes32 rows[F32::kWidth];
+#pragma GCC unroll 16
+        for (int r = 0; r < F32::kWidth; ++r) {
+          rows[r] = W::Order::restore(W::codes(from + r * g.code_stride, i));
+        }
+        store_panel(rows, codes + (b + i) * kPanelBytes);
+      }
+      F32 s[kBlocks * W::kScales];
       W::scales(scale, g.scale_stride, s);
-      for (int i = 0; i < W::kScales; ++i) s[i].store(scales + (b * W::kScales + i) * F32::kWidth);
-      from += w.code_block_stride;
-      scale += w.scale_block_stride;
+      for (int i = 0; i < kBlocks * W::kScales; ++i) s[i].store(scales + (b * W::kScales + i) * F32::kWidth);
+      from += step.codes;
+      scale += step.scales;
     }
   }
 
@@ -125,18 +191,16 @@ struct Panel {
     for (int b = 0; b < blocks; ++b) {
       const std::int8_t* q[T];
       for (int t = 0; t < T; ++t) q[t] = x[t].q + (first_block + b) * 32;
-      I32 dot[T];
-      W::Product::panel_dot(codes + b * kPanelBytes, q, dot);
+      I32 dot[T][W::kParts];
+      Sums<typename W::Product>::panel(codes + b * kPanelBytes, q, dot);
       F32 s[W::kScales];
       for (int i = 0; i < W::kScales; ++i) s[i] = F32::load(scales + (b * W::kScales + i) * F32::kWidth);
-      for (int t = 0; t < T; ++t) {
-        sum[t] = W::add_block(sum[t], s, dot[t], x[t].d[first_block + b], x[t].sum[first_block + b]);
-      }
+      for (int t = 0; t < T; ++t) sum[t] = W::add_block(sum[t], s, dot[t], x[t].block(first_block + b));
     }
   }
 
-  template <int T>
-  void add_tokens(const RowGroup& g, int blocks, std::int64_t first_block, const Activations& x,
+template <int T>
+  void add_tokens(const RowGroup& g, int blocks, std::int64_t first_block, float factor, const Activations& x,
                   const TokenRange& tokens, std::int64_t j, float* y, std::int64_t y_stride) const {
     QuantizedToken token[T];
     F32 sum[T];
@@ -145,7 +209,7 @@ struct Panel {
       sum[t] = first_block == 0 ? F32::zero() : load_lanes(g, y + (j + t) * y_stride);
     }
     add(blocks, first_block, token, sum);
-    for (int t = 0; t < T; ++t) store_lanes(sum[t], g, y + (j + t) * y_stride);
+    for (int t = 0; t < T; ++t) store_lanes(sum[t] * F32::broadcast(factor), g, y + (j + t) * y_stride);
   }
 };
 
@@ -157,12 +221,15 @@ void dot_many(const PackedMatrix& w, const RowGroup& g, const Activations& x, co
   for (std::int64_t first = 0; first < all_blocks; first += kPanelBlocks) {
     const std::int64_t left = all_blocks - first;
     const int blocks = static_cast<int>(left < kPanelBlocks ? left : kPanelBlocks);
+    const float factor = blocks == left ? w.factor : 1.0f;   // after the last panel
     panel.unpack(w, g, first, blocks);
     std::int64_t j = 0;
     for (; j + 4 <= tokens.count; j += 4) {
-      panel.template add_tokens<4>(g, blocks, first, x, tokens, j, y, y_stride);
+      panel.template add_tokens<4>(g, blocks, first, factor, x, tokens, j, y, y_stride);
     }
-    for (; j < tokens.count; ++j) panel.template add_tokens<1>(g, blocks, first, x, tokens, j, y, y_stride);
+    for (; j < tokens.count; ++j) {
+      panel.template add_tokens<1>(g, blocks, first, factor, x, tokens, j, y, y_stride);
+    }
   }
 }
 
@@ -183,10 +250,11 @@ void quantized_dot(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, cons
 
 template <class W>
 void quantized_dequantize_row(const PackedMatrix& w, std::int64_t row, float* y) {
+  const Steps<W> step(w);
   const std::uint8_t* codes = w.codes + row * w.code_row_stride;
   const std::uint8_t* scales = w.scales + row * w.scale_row_stride;
-  for (std::int64_t b = 0; b < w.cols / 32; ++b) {
-    W::dequantize(codes + b * w.code_block_stride, scales + b * w.scale_block_stride, y + b * 32);
+  for (std::int64_t b = 0; b < w.cols / W::kColumns; ++b) {
+    W::dequantize(codes + b * step.codes, scales + b * step.scales, y + b * W::kColumns);
   }
 }
 

@@ -16,13 +16,13 @@ class Int8Rows {
       : cols_(cols),
         q_(std::make_unique_for_overwrite<std::int8_t[]>(static_cast<std::size_t>(rows * cols))),
         d_(std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(rows * cols / 32))),
-        sum_(std::make_unique_for_overwrite<std::int32_t[]>(static_cast<std::size_t>(rows * cols / 32))) {}
+        sum_(std::make_unique_for_overwrite<std::int32_t[]>(static_cast<std::size_t>(rows * cols / 16))) {}
 
   // Columns [first, first + n) of a row, both multiples of 32. Blocks do not depend on each other.
   void quantize(const KernelSet& kernels, std::int64_t row, std::int64_t first, std::int64_t n,
                 const float* x) {
     const std::int64_t at = row * cols_ + first;
-    kernels.quantize_row(x, n, q_.get() + at, d_.get() + at / 32, sum_.get() + at / 32);
+    kernels.quantize_row(x, n, q_.get() + at, d_.get() + at / 32, sum_.get() + at / 16);
   }
 
   // With `f32` for the formats that read floats; it may be null.

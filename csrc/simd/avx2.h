@@ -109,7 +109,28 @@ struct Bytes32 {
     const __m256i shifted = _mm256_srlv_epi32(twice, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
     return {_mm256_and_si256(shifted, _mm256_set1_epi8(0x0f))};
   }
+  static Bytes32 lookup(const std::uint8_t (&table)[16], Bytes32 index) {
+    const __m128i entries = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+    return {_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(entries), index.v)};
+  }
+  Bytes32 bits(int up, int mask) const {
+    const __m256i moved = up < 0 ? _mm256_srli_epi16(v, -up) : _mm256_slli_epi16(v, up);
+    return {_mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask)))};
+  }
+  Bytes32 swap_quarters() const { return {_mm256_permute4x64_epi64(v, 0xd8)}; }
+  Bytes32 evens_first() const {
+    const __m256i order = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+    return Bytes32{_mm256_shuffle_epi8(v, order)}.swap_quarters();
+  }
+  Bytes32 interleave_halves() const {
+    const __m256i order = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15));
+    return {_mm256_shuffle_epi8(swap_quarters().v, order)};
+  }
 };
+
+inline Bytes32 operator|(Bytes32 a, Bytes32 b) { return {_mm256_or_si256(a.v, b.v)}; }
 
 inline constexpr int kPanelBytes = F32::kWidth * 32;
 
@@ -138,58 +159,99 @@ inline __m256i broadcast_4(const std::int8_t* p) {
   return _mm256_set1_epi32(four);
 }
 
-inline __m256i join_halves(__m256i rows0123, __m256i rows4567) {
-  return _mm256_add_epi32(_mm256_permute2x128_si256(rows0123, rows4567, 0x20),
-                          _mm256_permute2x128_si256(rows0123, rows4567, 0x31));
-}
+struct Partial {   // 8 int32
+  __m256i v;
+};
 
-// All sums of 8 products of a code <= 15 fit int16: 16 * 15 * 127 = 30480.
-struct UnsignedNarrow {
-  static I32 dot(Bytes32 w, Bytes32 x) {
-    return {_mm256_madd_epi16(_mm256_maddubs_epi16(w.v, x.v), _mm256_set1_epi16(1))};
+template <class Product>
+struct Sums {
+  static constexpr int kMost = 127 * Product::kMax;   // magnitude of one product
+  // Sums of neighbouring int32 lanes of a, then of b, in each half. While the lanes fit int16 that is
+  // two operations instead of three.
+  template <int kProducts>
+  static __m256i pair_up(__m256i a, __m256i b) {
+    if constexpr (kProducts * kMost <= 32767) {
+      return _mm256_madd_epi16(_mm256_packs_epi32(a, b), _mm256_set1_epi16(1));
+    } else {
+      return _mm256_hadd_epi32(a, b);
+    }
   }
-  static __m256i pair_up(__m256i a, __m256i b) {   // hadd in two operations instead of three
-    return _mm256_madd_epi16(_mm256_packs_epi32(a, b), _mm256_set1_epi16(1));
+  static __m256i low_halves(__m256i a, __m256i b) { return _mm256_permute2x128_si256(a, b, 0x20); }
+  static __m256i high_halves(__m256i a, __m256i b) { return _mm256_permute2x128_si256(a, b, 0x31); }
+  // Lane r of each half: the sum of that half of p[r], for rows 0..3 and for rows 4..7.
+  static void sum_halves(const Partial (&p)[8], __m256i (&rows)[2]) {
+    for (int i = 0; i < 2; ++i) {
+      const Partial* q = p + 4 * i;
+      rows[i] = pair_up<8>(pair_up<4>(q[0].v, q[1].v), pair_up<4>(q[2].v, q[3].v));
+    }
   }
-  static I32 sum_rows(const I32 (&p)[8]) {
-    return {join_halves(pair_up(pair_up(p[0].v, p[1].v), pair_up(p[2].v, p[3].v)),
-                        pair_up(pair_up(p[4].v, p[5].v), pair_up(p[6].v, p[7].v)))};
+  static void whole(const Partial (&p)[8], I32 (&out)[1]) {
+    __m256i rows[2];
+    sum_halves(p, rows);
+    out[0].v = _mm256_add_epi32(low_halves(rows[0], rows[1]), high_halves(rows[0], rows[1]));
   }
-  template <int T>
-  static void panel_dot(const std::uint8_t* panel, const std::int8_t* const (&x)[T], I32 (&out)[T]) {
-    __m256i sum[T];
-    for (int t = 0; t < T; ++t) sum[t] = _mm256_setzero_si256();
-    for (int g = 0; g < 8; ++g) {
-      const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel) + g);
+  static void halves(const Partial (&p)[8], I32 (&out)[2]) {
+    __m256i rows[2];
+    sum_halves(p, rows);
+    out[0].v = low_halves(rows[0], rows[1]);
+    out[1].v = high_halves(rows[0], rows[1]);
+  }
+  static void alternate(const Partial (&p)[8], I32 (&out)[2]) {
+    __m256 rows[2];   // 0 1 4 5 and 2 3 6 7, of each row the sums of quarters 0 + 2 and 1 + 3
+    for (int i = 0; i < 2; ++i) {
+      const __m256i a = pair_up<4>(p[2 * i].v, p[2 * i + 1].v);
+      const __m256i b = pair_up<4>(p[2 * i + 4].v, p[2 * i + 5].v);
+      rows[i] = _mm256_castsi256_ps(_mm256_add_epi32(low_halves(a, b), high_halves(a, b)));
+    }
+    out[0].v = _mm256_castps_si256(_mm256_shuffle_ps(rows[0], rows[1], 0x88));
+    out[1].v = _mm256_castps_si256(_mm256_shuffle_ps(rows[0], rows[1], 0xdd));
+  }
+  // int16 lanes take the products of kGroups groups before they are widened.
+  template <int T, int kParts>
+  static void panel(const std::uint8_t* panel, const std::int8_t* const (&x)[T], I32 (&out)[T][kParts]) {
+    constexpr int kPart = 8 / kParts;
+    constexpr int kFit = 32767 / (2 * kMost);
+    constexpr int kGroups = kFit >= kPart ? kPart : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
+    const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 8
+    for (int g = 0; g < 8; g += kGroups) {
+      __m256i pairs[T];
+#pragma GCC unroll 8
+      for (int i = 0; i < kGroups; ++i) {
+        const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel) + g + i);
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) {
+          const __m256i products = Product::pairs(w, broadcast_4(x[t] + 4 * (g + i)));
+          pairs[t] = i == 0 ? products : _mm256_add_epi16(pairs[t], products);
+        }
+      }
+#pragma GCC unroll 8
       for (int t = 0; t < T; ++t) {
-        sum[t] = _mm256_add_epi16(sum[t], _mm256_maddubs_epi16(w, broadcast_4(x[t] + 4 * g)));
+        const __m256i sums = _mm256_madd_epi16(pairs[t], ones);
+        I32& to = out[t][g / kPart];
+        to.v = g % kPart == 0 ? sums : _mm256_add_epi32(to.v, sums);
       }
     }
-    for (int t = 0; t < T; ++t) out[t].v = _mm256_madd_epi16(sum[t], _mm256_set1_epi16(1));
+  }
+};
+
+template <int kMaxCode>
+struct Unsigned {
+  static constexpr int kMax = kMaxCode;
+  static __m256i pairs(__m256i w, __m256i x) { return _mm256_maddubs_epi16(w, x); }
+  static Partial dot(Bytes32 w, Bytes32 x) {
+    return {_mm256_madd_epi16(pairs(w.v, x.v), _mm256_set1_epi16(1))};
   }
 };
 
 // The sign of the code moves to the activation: |w| * (x * sign w). 2 * 128 * 127 fits int16.
-struct SignedWide {
-  static __m256i products(__m256i w, __m256i x) {
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
-    return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+struct Signed {
+  static constexpr int kMax = 128;
+  static __m256i pairs(__m256i w, __m256i x) {
+    return _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
   }
-  static I32 dot(Bytes32 w, Bytes32 x) { return {products(w.v, x.v)}; }
-  static I32 sum_rows(const I32 (&p)[8]) {
-    return {join_halves(
-        _mm256_hadd_epi32(_mm256_hadd_epi32(p[0].v, p[1].v), _mm256_hadd_epi32(p[2].v, p[3].v)),
-        _mm256_hadd_epi32(_mm256_hadd_epi32(p[4].v, p[5].v), _mm256_hadd_epi32(p[6].v, p[7].v)))};
-  }
-  template <int T>
-  static void panel_dot(const std::uint8_t* panel, const std::int8_t* const (&x)[T], I32 (&out)[T]) {
-    for (int t = 0; t < T; ++t) out[t].v = _mm256_setzero_si256();
-    for (int g = 0; g < 8; ++g) {
-      const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel) + g);
-      for (int t = 0; t < T; ++t) {
-        out[t].v = _mm256_add_epi32(out[t].v, products(w, broadcast_4(x[t] + 4 * g)));
-      }
-    }
+  static Partial dot(Bytes32 w, Bytes32 x) {
+    return {_mm256_madd_epi16(pairs(w.v, x.v), _mm256_set1_epi16(1))};
   }
 };
 

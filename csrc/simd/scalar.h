@@ -88,7 +88,7 @@ struct I32 {
 inline I32 operator-(I32 a, I32 b) { return {a.v - b.v}; }
 inline F32 to_f32(I32 a) { return {static_cast<float>(a.v)}; }
 
-// 32 bytes: the codes of one block, or the int8 activations that meet them.
+// 32 bytes: the codes of 32 columns of a row, or the int8 activations that meet them.
 struct Bytes32 {
   std::uint8_t v[32];
 
@@ -106,9 +106,47 @@ struct Bytes32 {
     }
     return r;
   }
+  // Bytes 0..15 of a table, by numbers 0..15.
+  static Bytes32 lookup(const std::uint8_t (&table)[16], Bytes32 index) {
+    Bytes32 r;
+    for (int i = 0; i < 32; ++i) r.v[i] = table[index.v[i]];
+    return r;
+  }
+  // Every byte moved up by `up` places (down if negative), then masked. Bits that come from a neighbouring
+  // byte must not be in the mask.
+  Bytes32 bits(int up, int mask) const {
+    Bytes32 r;
+    for (int i = 0; i < 32; ++i) {
+      r.v[i] = static_cast<std::uint8_t>((up < 0 ? v[i] >> -up : v[i] << up) & mask);
+    }
+    return r;
+  }
+  // Quarters of 8 bytes: 0 2 1 3.
+  Bytes32 swap_quarters() const {
+    Bytes32 r = *this;
+    std::memcpy(r.v + 8, v + 16, 8);
+    std::memcpy(r.v + 16, v + 8, 8);
+    return r;
+  }
+  // Elements 0 2 4 .. 30 1 3 5 .. 31, and back.
+  Bytes32 evens_first() const {
+    Bytes32 r;
+    for (int i = 0; i < 32; ++i) r.v[i] = v[i < 16 ? 2 * i : 2 * i - 31];
+    return r;
+  }
+  Bytes32 interleave_halves() const {
+    Bytes32 r;
+    for (int i = 0; i < 32; ++i) r.v[i] = v[i / 2 + i % 2 * 16];
+    return r;
+  }
 };
 
-// A panel holds one block of kWidth rows so that a lane is a row: 8 groups of kWidth * 4 bytes, in
+inline Bytes32 operator|(Bytes32 a, Bytes32 b) {
+  for (int i = 0; i < 32; ++i) a.v[i] |= b.v[i];
+  return a;
+}
+
+// A panel holds 32 columns of kWidth rows so that a lane is a row: 8 groups of kWidth * 4 bytes, in
 // group g the codes 4g..4g+3 of each row.
 inline constexpr int kPanelBytes = F32::kWidth * 32;
 
@@ -116,38 +154,61 @@ inline void store_panel(const Bytes32 (&rows)[F32::kWidth], std::uint8_t* panel)
   std::memcpy(panel, rows[0].v, 32);
 }
 
-// Exact dot products of codes with int8 activations in [-127, 127], in three steps or with panels:
-//   dot(w, x)     partial sums of one block
-//   sum_rows(p)   lane r = the sum of the lanes of p[r]
-//   panel_dot     out[t], lane r = panel row r . x[t]
-struct UnsignedNarrow {   // codes 0..15
-  static I32 dot(Bytes32 w, Bytes32 x) {
-    std::int32_t sum = 0;
-    for (int i = 0; i < 32; ++i) sum += static_cast<std::int32_t>(w.v[i]) * static_cast<std::int8_t>(x.v[i]);
-    return {sum};
+// Products of 32 codes with 32 int8 activations in [-127, 127], added up within each quarter of 8 or more
+// finely; the sums are exact.
+struct Partial {
+  std::int32_t quarter[4];
+};
+
+// The sums of kWidth rows, lane r for p[r], and what their arithmetic needs to know: no code has a
+// magnitude above kMax. `whole`: of all 32 columns. `halves`: of columns 0..15 and of 16..31.
+// `alternate`: of quarters 0 and 2, and of 1 and 3.
+template <class Product>
+struct Sums {
+  static void whole(const Partial (&p)[F32::kWidth], I32 (&out)[1]) {
+    const auto& q = p[0].quarter;
+    out[0].v = q[0] + q[1] + q[2] + q[3];
   }
-  static I32 sum_rows(const I32 (&p)[F32::kWidth]) { return p[0]; }
-  template <int T>
-  static void panel_dot(const std::uint8_t* panel, const std::int8_t* const (&x)[T], I32 (&out)[T]) {
-    const Bytes32 w = Bytes32::load(panel);
-    for (int t = 0; t < T; ++t) out[t] = dot(w, Bytes32::load(x[t]));
+  static void halves(const Partial (&p)[F32::kWidth], I32 (&out)[2]) {
+    const auto& q = p[0].quarter;
+    out[0].v = q[0] + q[1];
+    out[1].v = q[2] + q[3];
+  }
+  static void alternate(const Partial (&p)[F32::kWidth], I32 (&out)[2]) {
+    const auto& q = p[0].quarter;
+    out[0].v = q[0] + q[2];
+    out[1].v = q[1] + q[3];
+  }
+  // out[t][i], lane r = panel row r . x[t] over the i-th of kParts equal ranges of columns.
+  template <int T, int kParts>
+  static void panel(const std::uint8_t* panel, const std::int8_t* const (&x)[T], I32 (&out)[T][kParts]) {
+    for (int t = 0; t < T; ++t) {
+      const Partial p = Product::dot(Bytes32::load(panel), Bytes32::load(x[t]));
+      for (int i = 0; i < kParts; ++i) out[t][i].v = 0;
+      for (int i = 0; i < 4; ++i) out[t][i * kParts / 4].v += p.quarter[i];
+    }
   }
 };
 
-struct SignedWide {   // codes -128..127
-  static I32 dot(Bytes32 w, Bytes32 x) {
-    std::int32_t sum = 0;
-    for (int i = 0; i < 32; ++i) {
-      sum += static_cast<std::int32_t>(static_cast<std::int8_t>(w.v[i])) * static_cast<std::int8_t>(x.v[i]);
-    }
-    return {sum};
+template <class Code>
+Partial products(const Bytes32& w, const Bytes32& x) {
+  Partial p = {};
+  for (int i = 0; i < 32; ++i) {
+    const std::int32_t code = static_cast<Code>(w.v[i]);
+    p.quarter[i / 8] += code * static_cast<std::int8_t>(x.v[i]);
   }
-  static I32 sum_rows(const I32 (&p)[F32::kWidth]) { return p[0]; }
-  template <int T>
-  static void panel_dot(const std::uint8_t* panel, const std::int8_t* const (&x)[T], I32 (&out)[T]) {
-    const Bytes32 w = Bytes32::load(panel);
-    for (int t = 0; t < T; ++t) out[t] = dot(w, Bytes32::load(x[t]));
-  }
+  return p;
+}
+
+template <int kMaxCode>   // codes 0..kMaxCode, at most 64
+struct Unsigned {
+  static constexpr int kMax = kMaxCode;
+  static Partial dot(Bytes32 w, Bytes32 x) { return products<std::uint8_t>(w, x); }
+};
+
+struct Signed {   // codes -128..127
+  static constexpr int kMax = 128;
+  static Partial dot(Bytes32 w, Bytes32 x) { return products<std::int8_t>(w, x); }
 };
 
 inline void prefetch(const void* p) { __builtin_prefetch(p); }

@@ -141,14 +141,13 @@ inline Int8 to_int8(const std::vector<float>& x) {
     float largest = 0;
     for (std::size_t i = b; i < b + 32; ++i) largest = std::fmax(largest, std::fabs(x[i]));
     const float d = largest / 127.0f;
-    std::int32_t sum = 0;
     for (std::size_t i = b; i < b + 32; ++i) {
+      if (i % 16 == 0) r.sum.push_back(0);
       const float q = d > 0 ? std::fmin(std::fmax(std::nearbyint(x[i] / d), -127.0f), 127.0f) : 0.0f;
       r.q.push_back(static_cast<std::int8_t>(q));
-      sum += r.q.back();
+      r.sum.back() += r.q.back();
     }
     r.d.push_back(d);
-    r.sum.push_back(sum);
   }
   return r;
 }
