@@ -115,6 +115,14 @@ Context::Context(std::optional<int> threads, const std::optional<std::string>& i
 
 const char* Context::isa() const { return kernels_->isa; }
 
+std::vector<std::string> Context::formats() const {
+  std::vector<std::string> names;
+  for (int i = 0; i < kFormatCount; ++i) {
+    if (kernels_->formats[i].dot != nullptr) names.emplace_back(format_info(static_cast<Format>(i)).name);
+  }
+  return names;
+}
+
 std::shared_ptr<ThreadPool> Context::pool() const {
   if (pool_ == nullptr) throw std::runtime_error("this Context has been closed; make a new one");
   return pool_;
@@ -319,6 +327,7 @@ void bind_context(nb::module_& module) {
       .def_prop_ro("isa", &Context::isa)
       .def_prop_ro("threads", &Context::threads)
       .def_prop_ro("cpus", &Context::cpus, "The CPU of each thread; -1: not pinned.")
+      .def_prop_ro("formats", &Context::formats, "Names of the weight formats that have kernels here.")
       .def("close", &Context::close, "Finish what was submitted and end the threads.")
       .def("linear", &Context::linear, nb::arg("w"), nb::arg("x"), nb::arg("bias").none(), nb::arg("out"))
       .def("embed", &Context::embed, nb::arg("w"), nb::arg("ids"), nb::arg("out"))

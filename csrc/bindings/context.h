@@ -42,6 +42,7 @@ class Context {
   const char* isa() const;
   const std::vector<int>& cpus() const { return cpus_; }
   int threads() const { return static_cast<int>(cpus_.size()); }
+  std::vector<std::string> formats() const;
   void close();
 
   void linear(const Matrix& w, Array x, std::optional<Array> bias, Array out) const;

@@ -105,6 +105,10 @@ class Context:
     def cpus(self) -> list[int]:
         """The CPU of each thread; -1: not pinned."""
 
+    @property
+    def formats(self) -> list[str]:
+        """Names of the weight formats that have kernels here."""
+
     def close(self) -> None:
         """Finish what was submitted and end the threads."""
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from freetoken.cli import options
+from freetoken.cli import bench, options
 
 app = typer.Typer(
     name="ft",
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 models_app = typer.Typer(help="The models in the cache.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
+app.add_typer(bench.app, name="bench")
 
 
 @app.callback()

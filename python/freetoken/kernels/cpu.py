@@ -91,6 +91,15 @@ class CpuOps:
     def threads(self) -> int:
         return self._context.threads
 
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Names of the weight formats that have kernels on this instruction set."""
+        return tuple(self._context.formats)
+
+    def read_bytes(self, data: npt.NDArray[np.uint8]) -> int:
+        """Read uint8 [n] once with all threads; the sum of its 64-bit words. For benchmarks."""
+        return self._context.read_bytes(data)
+
     def close(self) -> None:
         """End the worker threads. Using an operator afterwards raises RuntimeError."""
         self._context.close()

@@ -1,0 +1,246 @@
+"""One MoE layer's decode step against the read bandwidth, in one process and in alternation."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from freetoken.bench.blocks import Bytes, matrix_bytes, random_matrix
+from freetoken.bench.memory import huge_buffer, pool_bytes, read_gbps
+from freetoken.errors import ConfigError, FreeTokenError
+from freetoken.formats import FORMATS, WeightFormat
+from freetoken.kernels.base import ExpertBank, ExpertKernel, ExpertPart
+from freetoken.kernels.cpu import CpuOps
+
+_WARM_UP_CALLS = 10
+_READ_BYTES = 64 << 20  # long enough that waking the threads does not count
+_PLANE_ALIGNMENT_BYTES = 64
+_DISTINCT_EXPERTS = 4  # what differs between experts; the others repeat their bytes
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """`experts` experts of gate and up [intermediate, hidden] and down [hidden, intermediate],
+    of which every token asks for `top_k`."""
+
+    hidden: int = 2048
+    intermediate: int = 768
+    experts: int = 64
+    top_k: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "intermediate", "experts", "top_k"):
+            if vars(self)[name] < 1:
+                raise ConfigError(f"--{name.replace('_', '-')}: expected 1 or more")
+        if self.top_k > self.experts:
+            raise ConfigError(f"--top-k: found {self.top_k}, expected at most {self.experts}")
+
+    @property
+    def parts(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of gate, up and down."""
+        return (
+            (self.intermediate, self.hidden),
+            (self.intermediate, self.hidden),
+            (self.hidden, self.intermediate),
+        )
+
+
+@dataclass(frozen=True)
+class ExpertsResult:
+    """Medians over calls; GB are 10^9 bytes. `gbps` counts each distinct expert of a call once,
+    `fraction` is gbps / read_gbps, `distinct_experts` and `bytes_per_call` are means."""
+
+    format: str
+    isa: str
+    gbps: float
+    read_gbps: float
+    fraction: float
+    call_us: float
+    bytes_per_call: float
+    distinct_experts: float
+    expert_bytes: int
+    tokens: int
+    top_k: int
+    experts: int
+    hidden: int
+    intermediate: int
+    threads: int
+    calls: int
+
+
+def formats_with_kernels(isa: str | None = None) -> list[WeightFormat]:
+    """What `measure_experts` can measure on an instruction set (None: this machine's best)."""
+    ops = CpuOps(1, isa)
+    try:
+        return [fmt for name, fmt in FORMATS.items() if name in ops.formats]
+    finally:
+        ops.close()
+
+
+def measure_experts(
+    fmt: WeightFormat,
+    shape: ExpertShape,
+    *,
+    tokens: int = 1,
+    calls: int = 200,
+    threads: int | None = None,
+    isa: str | None = None,
+) -> ExpertsResult:
+    """Time `calls` decode steps of random routes, each followed by a read of as random a stretch
+    of the same pool. Raises ConfigError for sizes that the format's blocks do not fit."""
+    if tokens < 1 or calls < 1:
+        raise ConfigError("--tokens, --calls: expected 1 or more")
+    for _, cols in shape.parts:
+        if cols % fmt.block_elements:
+            raise ConfigError(
+                f"--format {fmt.name}: found {cols} columns, expected a multiple of "
+                f"{fmt.block_elements} (--hidden and --intermediate)"
+            )
+    ops = CpuOps(threads, isa)
+    try:
+        return _Bench(fmt, shape, ops).run(tokens, calls)
+    finally:
+        ops.close()
+
+
+class _Bench:
+    """Layers of random experts in one pool, visited in turn."""
+
+    def __init__(self, fmt: WeightFormat, shape: ExpertShape, ops: CpuOps) -> None:
+        self._shape = shape
+        self._format = fmt
+        self._ops = ops
+        self._rng = np.random.default_rng(0)
+        self._expert_bytes = sum(sum(matrix_bytes(fmt, *part)) for part in shape.parts)
+        layer = _LayerLayout(fmt, shape)
+        layers = -(-pool_bytes() // layer.bytes)
+        self._pool = huge_buffer(layers * layer.bytes)
+        self._kernels: list[ExpertKernel] = []
+        layer.fill(self._pool[: layer.bytes], self._rng)
+        for i in range(layers):
+            memory = self._pool[i * layer.bytes : (i + 1) * layer.bytes]
+            if i:
+                memory[:] = self._pool[: layer.bytes]
+            self._kernels.append(ops.expert_kernel(layer.bank(memory)))
+
+    def run(self, tokens: int, calls: int) -> ExpertsResult:
+        shape = self._shape
+        x = torch.from_numpy(self._rng.standard_normal((tokens, shape.hidden), np.float32))
+        weights = torch.full((tokens, shape.top_k), 1 / shape.top_k)
+        seconds, speeds, reads, distinct = [], [], [], []
+        for i in range(_WARM_UP_CALLS + calls):
+            ids = self._routes(tokens)
+            kernel = self._kernels[i % len(self._kernels)]
+            start = time.perf_counter()
+            y = kernel(x, weights, ids)
+            took = time.perf_counter() - start
+            read = read_gbps(self._ops, self._stretch())
+            if i < _WARM_UP_CALLS:
+                continue
+            seconds.append(took)
+            distinct.append(len(set(ids.flatten().tolist())))
+            speeds.append(distinct[-1] * self._expert_bytes / took * 1e-9)
+            reads.append(read)
+        if not torch.isfinite(y).all():
+            raise FreeTokenError(f"the {self._format.name} kernel returned NaN or infinity")
+        gbps, beside = statistics.median(speeds), statistics.median(reads)
+        return ExpertsResult(
+            format=self._format.name,
+            isa=self._ops.description,
+            gbps=gbps,
+            read_gbps=beside,
+            fraction=gbps / beside,
+            call_us=statistics.median(seconds) * 1e6,
+            bytes_per_call=statistics.mean(distinct) * self._expert_bytes,
+            distinct_experts=statistics.mean(distinct),
+            expert_bytes=self._expert_bytes,
+            tokens=tokens,
+            threads=self._ops.threads,
+            calls=calls,
+            **vars(shape),
+        )
+
+    def _routes(self, tokens: int) -> torch.Tensor:
+        """Distinct experts for each token; tokens share some by chance."""
+        every = np.tile(np.arange(self._shape.experts, dtype=np.int32), (tokens, 1))
+        chosen = self._rng.permuted(every, axis=1)[:, : self._shape.top_k]
+        return torch.from_numpy(np.ascontiguousarray(chosen))
+
+    def _stretch(self) -> Bytes:
+        size = min(_READ_BYTES, len(self._pool))
+        start = int(self._rng.integers(0, len(self._pool) - size + 1)) // 4096 * 4096
+        return self._pool[start : start + size]
+
+
+class _LayerLayout:
+    """Where the planes of one layer's experts lie: for each part all codes, then all scales."""
+
+    def __init__(self, fmt: WeightFormat, shape: ExpertShape) -> None:
+        self._format = fmt
+        self._shape = shape
+        self._planes: list[tuple[int, int]] = []  # offsets of codes and scales, by part
+        offset = 0
+        for part in shape.parts:
+            code_bytes, scale_bytes = matrix_bytes(fmt, *part)
+            scales = _aligned(offset + shape.experts * code_bytes)
+            self._planes.append((offset, scales))
+            offset = _aligned(scales + shape.experts * scale_bytes)
+        self.bytes = offset
+
+    def fill(self, memory: Bytes, rng: np.random.Generator) -> None:
+        for part, planes in zip(self._shape.parts, self._planes, strict=True):
+            made = [
+                random_matrix(self._format, *part, rng)
+                for _ in range(min(_DISTINCT_EXPERTS, self._shape.experts))
+            ]
+            for expert in range(self._shape.experts):
+                matrix = made[expert % len(made)]
+                for offset, plane in zip(planes, (matrix.codes, matrix.scales), strict=True):
+                    if plane is not None:
+                        at = offset + expert * plane.nbytes
+                        memory[at : at + plane.nbytes] = plane
+
+    def bank(self, memory: Bytes) -> ExpertBank:
+        gate, up, down = (
+            self._part(memory.ctypes.data, planes, rows, cols)
+            for planes, (rows, cols) in zip(self._planes, self._shape.parts, strict=True)
+        )
+        return ExpertBank(gate, up, down, "silu", owners=(memory,))
+
+    def _part(self, base: int, planes: Sequence[int], rows: int, cols: int) -> ExpertPart:
+        fmt = self._format
+        code_bytes, scale_bytes = matrix_bytes(fmt, rows, cols)
+        each = np.arange(self._shape.experts, dtype=np.uint64)
+        codes = np.uint64(base + planes[0]) + each * np.uint64(code_bytes)
+        if fmt.scale_block is None:
+            return ExpertPart(
+                fmt,
+                rows,
+                cols,
+                codes=codes + np.uint64(fmt.codes.offset),
+                scales=codes + np.uint64(fmt.scales.offset),
+                code_row_stride_bytes=fmt.row_bytes(cols),
+                code_block_stride_bytes=fmt.block_bytes,
+                scale_row_stride_bytes=fmt.row_bytes(cols),
+                scale_block_stride_bytes=fmt.block_bytes,
+            )
+        return ExpertPart(
+            fmt,
+            rows,
+            cols,
+            codes=codes,
+            scales=np.uint64(base + planes[1]) + each * np.uint64(scale_bytes),
+            code_row_stride_bytes=fmt.row_bytes(cols),
+            code_block_stride_bytes=fmt.block_bytes,
+            scale_row_stride_bytes=fmt.scale_plane(rows, cols)[1],
+            scale_block_stride_bytes=fmt.scales.bytes,
+        )
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // _PLANE_ALIGNMENT_BYTES) * _PLANE_ALIGNMENT_BYTES
