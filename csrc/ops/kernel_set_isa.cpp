@@ -5,6 +5,9 @@
 #include "formats/f32.h"
 #include "formats/q4_0.h"
 #include "formats/q4_1.h"
+#include "formats/q4_k.h"
+#include "formats/q5_k.h"
+#include "formats/q6_k.h"
 #include "formats/q8_0.h"
 #include "ops/kernel_set.h"
 #include "simd/quantize.inl"
@@ -51,6 +54,9 @@ constexpr KernelSet make_kernels(Precision precision) {
   format(Format::Q8_0) = quantized<Q8_0>(precision);
   format(Format::Q4_0) = quantized<Q4_0>(precision);
   format(Format::Q4_1) = quantized<Q4_1>(precision);
+  format(Format::Q4_K) = quantized<Q4_K>(precision);
+  format(Format::Q5_K) = quantized<Q5_K>(precision);
+  format(Format::Q6_K) = quantized<Q6_K>(precision);
   return set;
 }
 

@@ -97,6 +97,35 @@ struct I32 {
 };
 
 inline I32 operator-(I32 a, I32 b) { return {_mm256_sub_epi32(a.v, b.v)}; }
+inline I32 operator&(I32 a, I32 b) { return {_mm256_and_si256(a.v, b.v)}; }
+inline I32 operator|(I32 a, I32 b) { return {_mm256_or_si256(a.v, b.v)}; }
+inline I32 shift_right(I32 a, int n) { return {_mm256_srli_epi32(a.v, n)}; }
+inline I32 unsigned_byte(I32 a, int i) {
+  return {_mm256_srli_epi32(_mm256_slli_epi32(a.v, 24 - 8 * i), 24)};
+}
+inline I32 signed_byte(I32 a, int i) {
+  return {_mm256_srai_epi32(_mm256_slli_epi32(a.v, 24 - 8 * i), 24)};
+}
+inline F32 high_f16(I32 a) {
+  const __m256i high = _mm256_srli_epi32(a.v, 16);
+  const __m128i eight = _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+  return {_mm256_cvtph_ps(eight)};
+}
+inline F32 low_f16(I32 a) { return high_f16({_mm256_slli_epi32(a.v, 16)}); }
+inline void gather_words(const std::uint8_t* p, std::int64_t stride, I32 (&word)[4]) {
+  __m256i row[4];   // rows r and r + 4
+  for (int r = 0; r < 4; ++r) {
+    const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + r * stride));
+    const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + (r + 4) * stride));
+    row[r] = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+  }
+  const __m256i a = _mm256_unpacklo_epi32(row[0], row[1]), b = _mm256_unpacklo_epi32(row[2], row[3]);
+  const __m256i c = _mm256_unpackhi_epi32(row[0], row[1]), d = _mm256_unpackhi_epi32(row[2], row[3]);
+  word[0].v = _mm256_unpacklo_epi64(a, b);
+  word[1].v = _mm256_unpackhi_epi64(a, b);
+  word[2].v = _mm256_unpacklo_epi64(c, d);
+  word[3].v = _mm256_unpackhi_epi64(c, d);
+}
 inline F32 to_f32(I32 a) { return {_mm256_cvtepi32_ps(a.v)}; }
 
 struct Bytes32 {
@@ -114,7 +143,7 @@ struct Bytes32 {
     return {_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(entries), index.v)};
   }
   Bytes32 bits(int up, int mask) const {
-    const __m256i moved = up < 0 ? _mm256_srli_epi16(v, -up) : _mm256_slli_epi16(v, up);
+    const __m256i moved = up == 0 ? v : up < 0 ? _mm256_srli_epi16(v, -up) : _mm256_slli_epi16(v, up);
     return {_mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask)))};
   }
   Bytes32 swap_quarters() const { return {_mm256_permute4x64_epi64(v, 0xd8)}; }

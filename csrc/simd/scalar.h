@@ -86,6 +86,22 @@ struct I32 {
 };
 
 inline I32 operator-(I32 a, I32 b) { return {a.v - b.v}; }
+inline I32 operator&(I32 a, I32 b) { return {a.v & b.v}; }
+inline I32 operator|(I32 a, I32 b) { return {a.v | b.v}; }
+inline I32 shift_right(I32 a, int n) {   // zeros come in
+  return {static_cast<std::int32_t>(static_cast<std::uint32_t>(a.v) >> n)};
+}
+inline I32 unsigned_byte(I32 a, int i) { return {a.v >> 8 * i & 0xff}; }   // the i-th from below
+inline I32 signed_byte(I32 a, int i) { return {static_cast<std::int8_t>(a.v >> 8 * i & 0xff)}; }
+inline F32 low_f16(I32 a) { return {f16_to_f32(static_cast<std::uint16_t>(a.v & 0xffff))}; }
+inline F32 high_f16(I32 a) { return low_f16(shift_right(a, 16)); }
+// Lane r of word[i] is the i-th 4-byte word at p + r * stride.
+inline void gather_words(const std::uint8_t* p, std::int64_t, I32 (&word)[4]) {
+  std::memcpy(&word[0].v, p, 4);
+  std::memcpy(&word[1].v, p + 4, 4);
+  std::memcpy(&word[2].v, p + 8, 4);
+  std::memcpy(&word[3].v, p + 12, 4);
+}
 inline F32 to_f32(I32 a) { return {static_cast<float>(a.v)}; }
 
 // 32 bytes: the codes of 32 columns of a row, or the int8 activations that meet them.

@@ -46,40 +46,31 @@ std::vector<float> dot(const KernelSet& kernels, const Weights& w, const Prepare
 
 // What the kernel is to compute, in double, and a bound on its float32 rounding. With n terms added one
 // after the other, each a product of up to three rounded factors, the error is at most (n + 4) eps / 2
-// times the sum of the terms' magnitudes. For quantised formats a term is a block: its magnitude is what
-// is rounded, i.e. |d_w d_x dot| and |m d_x sum|.
+// times the sum of the terms' magnitudes. For quantised formats a term is what is rounded: 16 or 32 columns
+// with one scale, i.e. |d_w d_x dot| and |m d_x sum|.
 struct Expected {
   double value = 0, tolerance = 0;
 };
 
 Expected expected(const Weights& w, const Prepared& x, std::int64_t row, std::int64_t token) {
   const std::int64_t cols = w.matrix.cols;
+  const bool quantized = weights::quantized(w.matrix.format);
+  const std::int64_t part = !quantized ? 1 : w.matrix.format == Format::Q6_K ? 16 : 32;
   Expected e;
   double magnitude = 0;
-  if (!weights::quantized(w.matrix.format)) {
-    for (std::int64_t c = 0; c < cols; ++c) {
-      const double term = w.at(row, c) * x.f32[static_cast<std::size_t>(token * cols + c)];
-      e.value += term;
-      magnitude += std::abs(term);
+  for (std::int64_t first = 0; first < cols; first += part) {
+    double codes = 0, minimum = 0;
+    for (std::int64_t c = first; c < first + part; ++c) {
+      const auto i = static_cast<std::size_t>(token * cols + c);
+      const double xi = quantized ? x.int8.q[i] * static_cast<double>(x.int8.d[i / 32]) : x.f32[i];
+      const double m = w.minimum(row, c);
+      codes += (w.at(row, c) - m) * xi;
+      minimum += m * xi;
     }
-    e.tolerance = static_cast<double>(cols + 4) * FLT_EPSILON / 2 * magnitude + FLT_MIN;
-    return e;
+    e.value += codes + minimum;
+    magnitude += std::abs(codes) + 2 * std::abs(minimum);
   }
-  for (std::int64_t b = 0; b < cols / 32; ++b) {
-    const double d = x.int8.d[static_cast<std::size_t>(token * cols / 32 + b)];
-    double block = 0, minimum = 0;
-    for (std::int64_t c = b * 32; c < b * 32 + 32; ++c) {
-      const double q = x.int8.q[static_cast<std::size_t>(token * cols + c)];
-      block += w.at(row, c) * q * d;
-      minimum += q * d;
-    }
-    e.value += block;
-    const auto* s = w.matrix.scales + row * w.matrix.scale_row_stride + b * w.matrix.scale_block_stride;
-    std::uint16_t m = 0;
-    if (w.matrix.format == Format::Q4_1) std::memcpy(&m, s + 2, 2);
-    magnitude += std::abs(block) + 2 * std::abs(weights::half(m) * minimum);
-  }
-  e.tolerance = static_cast<double>(cols / 32 + 4) * FLT_EPSILON / 2 * magnitude + FLT_MIN;
+  e.tolerance = static_cast<double>(cols / part + 4) * FLT_EPSILON / 2 * magnitude + FLT_MIN;
   return e;
 }
 
@@ -114,17 +105,17 @@ TEST(quantized_activations_follow_their_definition) {
 
 TEST(rows_dequantize_exactly) {
   for (const KernelSet* kernels : weights::kernel_sets()) {
-    for (const Format format : weights::kAll) {
+    for (const Format format : weights::kEvery) {
       for (const bool planes : {false, true}) {
-        const Weights w = random_weights(format, 5, 32 * 9, 2, planes, 0, 30);
-        std::vector<float> y(32 * 9);
+        const std::int64_t cols = weights::columns(format, 32 * 9);
+        const Weights w = random_weights(format, 5, cols, 2, planes, 0, 30);
+        std::vector<float> y(static_cast<std::size_t>(cols));
         for (std::int64_t r = 0; r < 5; ++r) {
           kernels->format(format).dequantize_row(w.matrix, r, y.data());
-          for (std::int64_t c = 0; c < 32 * 9; ++c) {
-            // Codes times scales are exact in double; q * d + m rounds twice in float32.
+          for (std::int64_t c = 0; c < cols; ++c) {
+            // Codes times scales are exact in float32 too; adding a minimum rounds.
             const double exact = w.at(r, c);
-            const double rounding = (std::abs(exact) + 15 * 65504) * FLT_EPSILON;
-            const double tolerance = format == Format::Q4_1 ? rounding : 0;
+            const double tolerance = w.minimum(r, c) == 0 ? 0 : std::abs(exact) * FLT_EPSILON;
             CHECK_NEAR(y[static_cast<std::size_t>(c)], exact, tolerance);
           }
         }
@@ -134,26 +125,26 @@ TEST(rows_dequantize_exactly) {
 }
 
 TEST(every_code_has_its_value) {   // unit activations pick out single weights
-  constexpr std::int64_t kBlocks = 16, kCols = 32 * kBlocks;
   for (const KernelSet* kernels : weights::kernel_sets()) {
-    for (const Format format : weights::kQuantized) {
-      Weights w = random_weights(format, 16, kCols, 3);
-      for (int r = 0; r < 16; ++r) {   // every byte at every place of some block
-        for (int b = 0; b < kBlocks; ++b) {
+    for (const Format format : weights::kEveryQuantized) {
+      const std::int64_t cols = weights::columns(format, 1);
+      const ft::FormatInfo& info = ft::format_info(format);
+      Weights w = random_weights(format, 256, cols, 3);
+      for (int r = 0; r < 256; ++r) {   // every byte at every place
+        for (std::int64_t b = 0; b < cols / info.block_elements; ++b) {
           auto* code = const_cast<std::uint8_t*>(w.matrix.codes + r * w.matrix.code_row_stride +
                                                  b * w.matrix.code_block_stride);
-          std::memset(code, 16 * r + b, static_cast<std::size_t>(ft::format_info(format).codes_bytes));
+          std::memset(code, r, static_cast<std::size_t>(info.codes_bytes));
         }
       }
-      for (std::int64_t c = 0; c < kCols; ++c) {
-        std::vector<float> x(kCols, 0.0f);
+      for (std::int64_t c = 0; c < cols; ++c) {
+        std::vector<float> x(static_cast<std::size_t>(cols), 0.0f);
         x[static_cast<std::size_t>(c)] = 127.0f;   // d = 1, q = 127
-        const std::vector<float> y = dot(*kernels, w, Prepared(*kernels, x, kCols), {nullptr, 0, 1});
-        for (std::int64_t r = 0; r < 16; ++r) {
-          const double exact = 127 * w.at(r, c);
-          const double size = format == Format::Q4_1 ? 2 * 127 * 16 : std::abs(exact);
-          const double tolerance = FLT_EPSILON * size;
-          CHECK_NEAR(y[static_cast<std::size_t>(r)], exact, tolerance);
+        const std::vector<float> y = dot(*kernels, w, Prepared(*kernels, x, cols), {nullptr, 0, 1});
+        for (std::int64_t r = 0; r < 256; ++r) {
+          const double exact = w.at(r, c), m = w.minimum(r, c);
+          const double tolerance = FLT_EPSILON * 127 * (std::abs(exact - m) + std::abs(m));
+          CHECK_NEAR(y[static_cast<std::size_t>(r)], 127 * exact, tolerance);
         }
       }
     }
@@ -162,12 +153,13 @@ TEST(every_code_has_its_value) {   // unit activations pick out single weights
 
 TEST(dots_match_the_reference_for_odd_shapes) {
   for (const KernelSet* kernels : weights::kernel_sets()) {
-    for (const Format format : weights::kAll) {
+    for (const Format format : weights::kEvery) {
       unsigned seed = 10;
       for (const std::int64_t rows : {1, 2, 7, 8, 9, 15, 33}) {
         for (const std::int64_t blocks : {1, 2, 3, 18, 65, 130}) {   // 65 and 130: several panels
           for (const bool planes : {false, true}) {
-            const Weights w = random_weights(format, rows, blocks * 32, ++seed, planes);
+            const std::int64_t cols = weights::columns(format, blocks * 32);
+            const Weights w = random_weights(format, rows, cols, ++seed, planes);
             check_dot(*kernels, w, seed, 1);
             check_dot(*kernels, w, seed, 6);
           }
@@ -192,9 +184,10 @@ TEST(float_rows_may_have_any_length) {
 TEST(extreme_scales) {
   constexpr int kRanges[][2] = {{0, 0}, {1, 1}, {30, 30}, {0, 30}};   // subnormal, smallest, largest, all
   for (const KernelSet* kernels : weights::kernel_sets()) {
-    for (const Format format : weights::kQuantized) {
+    for (const Format format : weights::kEveryQuantized) {
       for (const auto& range : kRanges) {
-        const Weights w = random_weights(format, 9, 32 * 7, 77, false, range[0], range[1]);
+        const std::int64_t cols = weights::columns(format, 32 * 7);
+        const Weights w = random_weights(format, 9, cols, 77, false, range[0], range[1]);
         check_dot(*kernels, w, 6, 1);
         check_dot(*kernels, w, 6, 4);
       }
@@ -204,14 +197,15 @@ TEST(extreme_scales) {
 
 TEST(extreme_codes_do_not_saturate) {   // -128 and 15 against +-127 in all places
   for (const KernelSet* kernels : weights::kernel_sets()) {
-    for (const Format format : weights::kQuantized) {
+    for (const Format format : weights::kEveryQuantized) {
       for (const std::uint8_t code : {0x80, 0x7f, 0xff, 0x00}) {
-        Weights w = random_weights(format, 8, 64, 4, true);
+        const std::int64_t cols = weights::columns(format, 64);
+        Weights w = random_weights(format, 8, cols, 4, true);
         for (std::uint8_t& byte : w.codes) byte = code;
         for (const float x : {1.0f, -1.0f}) {
           for (const std::int64_t tokens : {1, 4}) {
-            const std::vector<float> xs(static_cast<std::size_t>(64 * tokens), x);
-            const Prepared prepared(*kernels, xs, 64);
+            const std::vector<float> xs(static_cast<std::size_t>(cols * tokens), x);
+            const Prepared prepared(*kernels, xs, cols);
             const std::vector<float> y = dot(*kernels, w, prepared, {nullptr, 0, tokens});
             for (std::int64_t t = 0; t < tokens; ++t) {
               for (std::int64_t r = 0; r < 8; ++r) {
@@ -228,14 +222,15 @@ TEST(extreme_codes_do_not_saturate) {   // -128 and 15 against +-127 in all plac
 
 TEST(a_token_that_is_not_finite_poisons_its_own_outputs_only) {
   for (const KernelSet* kernels : weights::kernel_sets()) {
-    for (const Format format : weights::kAll) {
-      const Weights w = random_weights(format, 11, 96, 8);
+    for (const Format format : weights::kEvery) {
+      const std::int64_t cols = weights::columns(format, 96);
+      const Weights w = random_weights(format, 11, cols, 8);
       for (const float bad : {std::nanf(""), kInf, -kInf}) {
         for (const std::size_t place : {0u, 31u, 50u, 95u}) {
-          std::vector<float> x = random_floats(5 * 96, 9);
-          const std::vector<float> clean = dot(*kernels, w, Prepared(*kernels, x, 96), {nullptr, 0, 5});
-          x[2 * 96 + place] = bad;
-          const Prepared prepared(*kernels, x, 96);
+          std::vector<float> x = random_floats(5 * cols, 9);
+          const std::vector<float> clean = dot(*kernels, w, Prepared(*kernels, x, cols), {nullptr, 0, 5});
+          x[2 * static_cast<std::size_t>(cols) + place] = bad;
+          const Prepared prepared(*kernels, x, cols);
           const std::vector<float> y = dot(*kernels, w, prepared, {nullptr, 0, 5});
           const std::vector<float> alone = dot(*kernels, w, prepared, {nullptr, 2, 1});
           for (std::size_t r = 0; r < 11; ++r) {
@@ -251,10 +246,11 @@ TEST(a_token_that_is_not_finite_poisons_its_own_outputs_only) {
 
 TEST(a_result_does_not_depend_on_the_batch_or_the_rows_beside_it) {
   for (const KernelSet* kernels : weights::kernel_sets()) {
-    for (const Format format : weights::kAll) {
-      constexpr std::int64_t kRows = 43, kTokens = 13, kCols = 32 * 67;
-      const Weights w = random_weights(format, kRows, kCols, 20);
-      const Prepared x(*kernels, random_floats(kTokens * kCols, 21), kCols);
+    for (const Format format : weights::kEvery) {
+      constexpr std::int64_t kRows = 43, kTokens = 13;
+      const std::int64_t cols = weights::columns(format, 32 * 67);
+      const Weights w = random_weights(format, kRows, cols, 20);
+      const Prepared x(*kernels, random_floats(kTokens * cols, 21), cols);
       const std::vector<float> all = dot(*kernels, w, x, {nullptr, 0, kTokens});
       const std::int32_t list[] = {12, 3, 3, 0, 7};
       const std::vector<float> listed = dot(*kernels, w, x, {list, 0, 5});
@@ -279,13 +275,14 @@ TEST(a_result_does_not_depend_on_the_batch_or_the_rows_beside_it) {
 
 TEST(quantized_dots_are_the_same_bits_on_every_instruction_set) {
   const std::vector<const KernelSet*> sets = weights::kernel_sets();
-  for (const Format format : weights::kQuantized) {
+  for (const Format format : weights::kEveryQuantized) {
     for (const std::int64_t tokens : {1, 7}) {
-      const Weights w = random_weights(format, 29, 32 * 70, 30, true, 0, 30);
-      const std::vector<float> x = random_floats(tokens * 32 * 70, 31);
-      const std::vector<float> first = dot(*sets[0], w, Prepared(*sets[0], x, 32 * 70), {nullptr, 0, tokens});
+      const std::int64_t cols = weights::columns(format, 32 * 70);
+      const Weights w = random_weights(format, 29, cols, 30, true, 0, 30);
+      const std::vector<float> x = random_floats(tokens * cols, 31);
+      const std::vector<float> first = dot(*sets[0], w, Prepared(*sets[0], x, cols), {nullptr, 0, tokens});
       for (const KernelSet* kernels : sets) {
-        const std::vector<float> y = dot(*kernels, w, Prepared(*kernels, x, 32 * 70), {nullptr, 0, tokens});
+        const std::vector<float> y = dot(*kernels, w, Prepared(*kernels, x, cols), {nullptr, 0, tokens});
         CHECK(std::memcmp(y.data(), first.data(), y.size() * sizeof(float)) == 0);
       }
     }

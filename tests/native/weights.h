@@ -2,6 +2,7 @@
 // nothing with the kernels.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -14,9 +15,23 @@
 
 namespace weights {
 
+// With blocks of up to 32 columns.
 constexpr ft::Format kAll[] = {ft::Format::F32,  ft::Format::F16,  ft::Format::BF16,
                                ft::Format::Q8_0, ft::Format::Q4_0, ft::Format::Q4_1};
 constexpr ft::Format kQuantized[] = {ft::Format::Q8_0, ft::Format::Q4_0, ft::Format::Q4_1};
+
+// With blocks of any size; see columns().
+constexpr ft::Format kEvery[] = {ft::Format::F32,  ft::Format::F16,  ft::Format::BF16,
+                                 ft::Format::Q8_0, ft::Format::Q4_0, ft::Format::Q4_1,
+                                 ft::Format::Q4_K, ft::Format::Q5_K, ft::Format::Q6_K};
+constexpr ft::Format kEveryQuantized[] = {ft::Format::Q8_0, ft::Format::Q4_0, ft::Format::Q4_1,
+                                          ft::Format::Q4_K, ft::Format::Q5_K, ft::Format::Q6_K};
+
+// At least n columns: whole blocks of the format and of int8 activations.
+inline std::int64_t columns(ft::Format format, std::int64_t n) {
+  const std::int64_t unit = std::max(32, ft::format_info(format).block_elements);
+  return (n + unit - 1) / unit * unit;
+}
 
 inline bool quantized(ft::Format f) { return ft::format_info(f).scales_bytes != 0; }
 
@@ -45,7 +60,39 @@ struct Weights {
   ft::PackedMatrix matrix;
   std::vector<std::uint8_t> codes, scales;   // the memory; `scales` only if in planes
   double at(std::int64_t row, std::int64_t col) const;
+  // The part of at() that does not depend on the code: the minimum of formats that have one, else 0.
+  double minimum(std::int64_t row, std::int64_t col) const;
+
+  const std::uint8_t* block_scales(std::int64_t row, std::int64_t col) const {
+    return matrix.scales + row * matrix.scale_row_stride +
+           col / ft::format_info(matrix.format).block_elements * matrix.scale_block_stride;
+  }
 };
+
+inline double half_at(const std::uint8_t* p) {
+  std::uint16_t h;
+  std::memcpy(&h, p, sizeof h);
+  return half(h);
+}
+
+// Numbers of 6 bits in the 12 bytes of Q4_K and Q5_K, as a string of bits: i of the 8 scales, 8 + i of the
+// 8 minima. The lower four are bits of byte i or the nibbles of bytes 8..11.
+inline int six_bits(const std::uint8_t* b, int i) {
+  const int group = i / 8, j = i % 8;
+  if (j < 4) return b[4 * group + j] % 64;
+  const int nibble = group == 0 ? b[4 + j] % 16 : b[4 + j] / 16;
+  return nibble + b[4 * group + j - 4] / 64 * 16;
+}
+
+inline double Weights::minimum(std::int64_t row, std::int64_t col) const {
+  const std::uint8_t* s = block_scales(row, col);
+  switch (matrix.format) {
+    case ft::Format::Q4_1: return half_at(s + 2);
+    case ft::Format::Q4_K:
+    case ft::Format::Q5_K: return -half_at(s + 2) * six_bits(s + 4, 8 + static_cast<int>(col % 256 / 32));
+    default: return 0;
+  }
+}
 
 inline double Weights::at(std::int64_t row, std::int64_t col) const {
   const ft::FormatInfo& info = ft::format_info(matrix.format);
@@ -55,7 +102,7 @@ inline double Weights::at(std::int64_t row, std::int64_t col) const {
   const std::uint8_t* s = matrix.scales + row * matrix.scale_row_stride + block * matrix.scale_block_stride;
   std::uint16_t u16[2] = {};
   std::memcpy(u16, quantized(matrix.format) ? s : c,
-              static_cast<std::size_t>(quantized(matrix.format) ? info.scales_bytes : 2));
+              static_cast<std::size_t>(quantized(matrix.format) ? std::min(info.scales_bytes, 4) : 2));
   const auto nibble = [&] { return i < 16 ? c[i] & 15 : c[i - 16] >> 4; };
   switch (matrix.format) {
     case ft::Format::F32: {
@@ -73,9 +120,27 @@ inline double Weights::at(std::int64_t row, std::int64_t col) const {
     case ft::Format::Q8_0: return static_cast<std::int8_t>(c[i]) * half(u16[0]);
     case ft::Format::Q4_0: return (nibble() - 8) * half(u16[0]);
     case ft::Format::Q4_1: return nibble() * half(u16[0]) + half(u16[1]);
+    case ft::Format::Q4_K: {
+      const int code = c[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 15;
+      return code * half(u16[0]) * six_bits(s + 4, i / 32) + minimum(row, col);
+    }
+    case ft::Format::Q5_K: {
+      const int low = c[32 + i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 15;
+      const int code = low + (c[i % 32] >> i / 32 & 1) * 16;
+      return code * half(u16[0]) * six_bits(s + 4, i / 32) + minimum(row, col);
+    }
+    case ft::Format::Q6_K: {
+      const int low = c[i / 128 * 64 + i % 64] >> (i % 128 / 64 * 4) & 15;
+      const int high = c[128 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+      return (low + 16 * high - 32) * half_at(s + 16) * static_cast<std::int8_t>(s[i / 16]);
+    }
     default: break;
   }
   return std::nan("");
+}
+
+inline void random_bytes(std::mt19937& rng, std::uint8_t* p, int n) {
+  for (int i = 0; i < n; ++i) p[i] = static_cast<std::uint8_t>(rng());
 }
 
 // Random codes (every one of them), and scales with exponent fields in [low, high] (0: subnormal, 30:
@@ -114,7 +179,11 @@ inline Weights random_weights(ft::Format format, std::int64_t rows, std::int64_t
       if (format == ft::Format::F32) std::memcpy(code, &v, 4);
       else if (format == ft::Format::BF16) std::memcpy(code, &top, 2);
       else if (format == ft::Format::F16) std::memcpy(code, f16, 2);
-      else std::memcpy(scale, f16, static_cast<std::size_t>(info.scales_bytes));
+      else if (format == ft::Format::Q6_K) random_bytes(rng, scale, 16), std::memcpy(scale + 16, f16, 2);
+      else {
+        random_bytes(rng, scale, info.scales_bytes);
+        std::memcpy(scale, f16, static_cast<std::size_t>(std::min(info.scales_bytes, 4)));
+      }
     }
   }
   return w;
