@@ -41,7 +41,7 @@ void float_dot_block(const PackedMatrix& w, std::int64_t row, const float* const
     }
   }
   for (int r = 0; r < kRows; ++r) {
-    for (int t = 0; t < kTokens; ++t) y[t * y_stride + r] = hsum(sum[r][t]);
+    for (int t = 0; t < kTokens; ++t) y[t * y_stride + r] = hsum(sum[r][t]) * w.factor;
   }
 }
 
@@ -72,7 +72,7 @@ void float_dot(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, const Ac
 template <class W>
 void float_dequantize_row(const PackedMatrix& w, std::int64_t row, float* y) {
   const std::uint8_t* p = w.codes + row * w.code_row_stride;
-  for (std::int64_t c = 0; c < w.cols; ++c) y[c] = W::to_f32(p + c * W::kBytes);
+  for (std::int64_t c = 0; c < w.cols; ++c) y[c] = W::to_f32(p + c * W::kBytes) * w.factor;
 }
 
 template <class W>

@@ -1,8 +1,13 @@
 // Compiled once per instruction set (-DFT_ISA=...): the kernels of all formats and the vector kernels,
 // as one table.
 #include "formats/bf16.h"
+#include "formats/ds_fp4.h"
+#include "formats/exact_dot.h"
 #include "formats/f16.h"
 #include "formats/f32.h"
+#include "formats/fp8_128.h"
+#include "formats/mxfp4.h"
+#include "formats/nvfp4.h"
 #include "formats/q4_0.h"
 #include "formats/q4_1.h"
 #include "formats/q4_k.h"
@@ -24,10 +29,29 @@ void prepare_int8(const float* x, std::int64_t cols, const ActivationRow& out) {
 
 template <class W>
 constexpr FormatKernels quantized(Precision precision) {
-  if (precision == Precision::Exact) return {};
+  if (precision == Precision::Exact) return exact_kernels<W>();
   FormatKernels kernels = quantized_kernels<W>();
   kernels.activation_block = 32;
   kernels.prepare = prepare_int8;
+  return kernels;
+}
+
+void prepare_fp8(const float* x, std::int64_t cols, const ActivationRow& out) { round_fp8(x, cols, out.f32); }
+
+void prepare_fp8_int8(const float* x, std::int64_t cols, const ActivationRow& out) {
+  constexpr std::int64_t kBlock = DS_FP4::kRoundedColumns;
+  float rounded[kBlock];
+  for (std::int64_t c = 0; c < cols; c += kBlock) {
+    const std::int64_t n = cols - c < kBlock ? cols - c : kBlock;
+    round_fp8(x + c, n, rounded);
+    quantize_row(rounded, n, out.q + c, out.d + c / 32, out.sum + c / 16);
+  }
+}
+
+constexpr FormatKernels ds_fp4(Precision precision) {
+  FormatKernels kernels = quantized<DS_FP4>(precision);
+  kernels.activation_block = DS_FP4::kRoundedColumns;
+  kernels.prepare = precision == Precision::Exact ? prepare_fp8 : prepare_fp8_int8;
   return kernels;
 }
 
@@ -57,6 +81,12 @@ constexpr KernelSet make_kernels(Precision precision) {
   format(Format::Q4_K) = quantized<Q4_K>(precision);
   format(Format::Q5_K) = quantized<Q5_K>(precision);
   format(Format::Q6_K) = quantized<Q6_K>(precision);
+  format(Format::MXFP4) = quantized<MXFP4>(precision);
+  format(Format::MXFP4_PAIRS) = quantized<MXFP4_PAIRS>(precision);
+  format(Format::NVFP4) = quantized<NVFP4>(precision);
+  format(Format::NVFP4_PAIRS) = quantized<NVFP4_PAIRS>(precision);
+  format(Format::DS_FP4) = ds_fp4(precision);
+  format(Format::FP8_128) = fp8_kernels();
   return set;
 }
 

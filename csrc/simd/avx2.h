@@ -77,6 +77,9 @@ inline F32 pow2(F32 n) {
   const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
   return {_mm256_castsi256_ps(_mm256_slli_epi32(biased, 23))};
 }
+inline F32 power_of_two_below(F32 a) {
+  return {_mm256_and_ps(a.v, _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000)))};
+}
 inline F32 keep_nan(F32 a, F32 x) {
   return {_mm256_blendv_ps(a.v, x.v, _mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q))};
 }
@@ -283,6 +286,112 @@ struct Signed {
     return {_mm256_madd_epi16(pairs(w.v, x.v), _mm256_set1_epi16(1))};
   }
 };
+
+inline float e4m3_to_f32(std::uint8_t b) {
+  if ((b & 0x7f) == 0x7f) return __builtin_nanf("");
+  return f16_to_f32(static_cast<std::uint16_t>((b & 0x80) << 8 | (b & 0x7f) << 7)) * 256.0f;
+}
+
+// As float16 with the bias of e4m3: sign extension leaves a copy of the sign beside the exponent.
+inline constexpr float kE4m3Unit = 256.0f;
+inline void load_e4m3(const std::uint8_t* p, F32 (&w)[2]) {
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i half =
+      _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<short>(0xbf80)));
+  w[0].v = _mm256_cvtph_ps(_mm256_castsi256_si128(half));
+  w[1].v = _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1));
+}
+
+struct E4m3Nans {
+  __m256i largest = _mm256_setzero_si256();   // of the magnitudes
+  void note(const std::uint8_t* p, std::int64_t n) {
+    std::int64_t i = 0;
+    for (; i + 32 <= n; i += 32) note_32(p + i);
+    if (i == n) return;
+    std::uint8_t rest[32] = {};
+    std::memcpy(rest, p + i, static_cast<std::size_t>(n - i));
+    note_32(rest);
+  }
+  void note_32(const std::uint8_t* p) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    largest = _mm256_max_epu8(largest, _mm256_and_si256(bytes, _mm256_set1_epi8(0x7f)));
+  }
+  bool any() const {
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(largest, _mm256_set1_epi8(0x7f))) != 0;
+  }
+};
+
+// 16 e4m3 numbers as float16 in units of 256, NaN as NaN.
+inline __m256i e4m3_to_f16(__m128i bytes) {
+  const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
+  const __m256i largest = _mm256_set1_epi16(0x3f80);
+  const __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(wide, largest), largest);
+  return _mm256_or_si256(_mm256_and_si256(wide, _mm256_set1_epi16(static_cast<short>(0xbf80))), nan);
+}
+
+inline void gather_e4m3(const std::uint8_t* p, std::int64_t stride, F32 (&w)[2]) {
+  const std::uint8_t* q = p + 4 * stride;
+  __m128i low = _mm_cvtsi32_si128(load_u16(p));
+  __m128i high = _mm_cvtsi32_si128(load_u16(q));
+  low = _mm_insert_epi16(low, load_u16(p + stride), 1);
+  high = _mm_insert_epi16(high, load_u16(q + stride), 1);
+  low = _mm_insert_epi16(low, load_u16(p + 2 * stride), 2);
+  high = _mm_insert_epi16(high, load_u16(q + 2 * stride), 2);
+  low = _mm_insert_epi16(low, load_u16(p + 3 * stride), 3);
+  high = _mm_insert_epi16(high, load_u16(q + 3 * stride), 3);
+  const __m128i split = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+  const __m256i half = e4m3_to_f16(_mm_shuffle_epi8(_mm_unpacklo_epi64(low, high), split));
+  w[0].v = _mm256_cvtph_ps(_mm256_castsi256_si128(half));
+  w[1].v = _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1));
+}
+
+inline std::int32_t load_i32(const void* p) {
+  std::int32_t v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+inline __m128i gather_4(const std::uint8_t* p, std::int64_t stride) {
+  const __m128i a = _mm_insert_epi32(_mm_cvtsi32_si128(load_i32(p)), load_i32(p + stride), 1);
+  const __m128i b =
+      _mm_insert_epi32(_mm_cvtsi32_si128(load_i32(p + 2 * stride)), load_i32(p + 3 * stride), 1);
+  return _mm_unpacklo_epi64(a, b);
+}
+
+inline void gather_e4m3(const std::uint8_t* p, std::int64_t stride, F32 (&w)[4]) {
+  const __m128i split = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m128i low = _mm_shuffle_epi8(gather_4(p, stride), split);
+  const __m128i high = _mm_shuffle_epi8(gather_4(p + 4 * stride, stride), split);
+  const __m256i first = e4m3_to_f16(_mm_unpacklo_epi32(low, high));
+  const __m256i second = e4m3_to_f16(_mm_unpackhi_epi32(low, high));
+  w[0].v = _mm256_cvtph_ps(_mm256_castsi256_si128(first));
+  w[1].v = _mm256_cvtph_ps(_mm256_extracti128_si256(first, 1));
+  w[2].v = _mm256_cvtph_ps(_mm256_castsi256_si128(second));
+  w[3].v = _mm256_cvtph_ps(_mm256_extracti128_si256(second, 1));
+}
+
+inline float e8m0_to_f32(std::uint8_t b) {
+  const std::uint32_t bits = b == 0 ? 0x00400000u : b == 255 ? 0x7fc00000u : static_cast<std::uint32_t>(b) << 23;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+inline F32 gather_e8m0(const std::uint8_t* p, std::int64_t stride) {
+  const std::uint8_t* q = p + 4 * stride;
+  __m128i low = _mm_cvtsi32_si128(p[0]);
+  __m128i high = _mm_cvtsi32_si128(q[0]);
+  low = _mm_insert_epi8(low, p[stride], 1);
+  high = _mm_insert_epi8(high, q[stride], 1);
+  low = _mm_insert_epi8(low, p[2 * stride], 2);
+  high = _mm_insert_epi8(high, q[2 * stride], 2);
+  low = _mm_insert_epi8(low, p[3 * stride], 3);
+  high = _mm_insert_epi8(high, q[3 * stride], 3);
+  const __m256i b = _mm256_cvtepu8_epi32(_mm_unpacklo_epi32(low, high));
+  const __m256i nan = _mm256_cmpeq_epi32(b, _mm256_set1_epi32(255));
+  const __m256i value = _mm256_max_epi32(_mm256_slli_epi32(b, 23), _mm256_set1_epi32(0x00400000));
+  return {_mm256_castsi256_ps(_mm256_or_si256(value, nan))};
+}
 
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 

@@ -74,6 +74,14 @@ inline F32 pow2(F32 n) {
   std::memcpy(&r.v, &bits, sizeof r.v);
   return r;
 }
+// The largest power of two that is not above |a|; 0 below the normal numbers.
+inline F32 power_of_two_below(F32 a) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &a.v, sizeof bits);
+  bits &= 0x7f800000u;
+  std::memcpy(&a.v, &bits, sizeof bits);
+  return a;
+}
 // a where x is not NaN, x where it is.
 inline F32 keep_nan(F32 a, F32 x) { return {x.v == x.v ? a.v : x.v}; }
 inline float hsum(F32 a) { return a.v; }
@@ -226,6 +234,44 @@ struct Signed {   // codes -128..127
   static constexpr int kMax = 128;
   static Partial dot(Bytes32 w, Bytes32 x) { return products<std::int8_t>(w, x); }
 };
+
+// FP8 e4m3: sign, 4 bits of exponent with bias 7, 3 of mantissa; 0x7f and 0xff are NaN, there is no infinity.
+inline float e4m3_to_f32(std::uint8_t b) {
+  if ((b & 0x7f) == 0x7f) return __builtin_nanf("");
+  return f16_to_f32(static_cast<std::uint16_t>((b & 0x80) << 8 | (b & 0x7f) << 7)) * 256.0f;
+}
+
+// 2 * kWidth e4m3 numbers in units of kE4m3Unit, NaN as a finite number: E4m3Nans keeps those in mind.
+inline constexpr float kE4m3Unit = 256.0f;
+inline void load_e4m3(const std::uint8_t* p, F32 (&w)[2]) {
+  for (int i = 0; i < 2; ++i) {
+    w[i].v = f16_to_f32(static_cast<std::uint16_t>((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7));
+  }
+}
+
+struct E4m3Nans {
+  bool seen = false;
+  void note(const std::uint8_t* p, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) seen |= (p[i] & 0x7f) == 0x7f;
+  }
+  bool any() const { return seen; }
+};
+
+// Lane r of w[i] is the e4m3 number at p + r * stride + i, in units of kE4m3Unit; NaN stays NaN.
+template <int N>   // 2 or 4
+void gather_e4m3(const std::uint8_t* p, std::int64_t, F32 (&w)[N]) {
+  for (int i = 0; i < N; ++i) w[i].v = e4m3_to_f32(p[i]) / kE4m3Unit;
+}
+
+// e8m0: 2^(b - 127), 255 is NaN.
+inline float e8m0_to_f32(std::uint8_t b) {
+  const std::uint32_t bits = b == 0 ? 0x00400000u : b == 255 ? 0x7fc00000u : static_cast<std::uint32_t>(b) << 23;
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+// Lane r is the e8m0 number at p + r * stride.
+inline F32 gather_e8m0(const std::uint8_t* p, std::int64_t) { return {e8m0_to_f32(*p)}; }
 
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 

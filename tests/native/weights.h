@@ -23,9 +23,13 @@ constexpr ft::Format kQuantized[] = {ft::Format::Q8_0, ft::Format::Q4_0, ft::For
 // With blocks of any size; see columns().
 constexpr ft::Format kEvery[] = {ft::Format::F32,  ft::Format::F16,  ft::Format::BF16,
                                  ft::Format::Q8_0, ft::Format::Q4_0, ft::Format::Q4_1,
-                                 ft::Format::Q4_K, ft::Format::Q5_K, ft::Format::Q6_K};
-constexpr ft::Format kEveryQuantized[] = {ft::Format::Q8_0, ft::Format::Q4_0, ft::Format::Q4_1,
-                                          ft::Format::Q4_K, ft::Format::Q5_K, ft::Format::Q6_K};
+                                 ft::Format::Q4_K, ft::Format::Q5_K, ft::Format::Q6_K,
+                                 ft::Format::MXFP4, ft::Format::MXFP4_PAIRS, ft::Format::NVFP4,
+                                 ft::Format::NVFP4_PAIRS, ft::Format::DS_FP4, ft::Format::FP8_128};
+constexpr ft::Format kEveryQuantized[] = {
+    ft::Format::Q8_0,  ft::Format::Q4_0,        ft::Format::Q4_1,  ft::Format::Q4_K,
+    ft::Format::Q5_K,  ft::Format::Q6_K,        ft::Format::MXFP4, ft::Format::MXFP4_PAIRS,
+    ft::Format::NVFP4, ft::Format::NVFP4_PAIRS, ft::Format::DS_FP4};
 
 // At least n columns: whole blocks of the format and of int8 activations.
 inline std::int64_t columns(ft::Format format, std::int64_t n) {
@@ -33,12 +37,25 @@ inline std::int64_t columns(ft::Format format, std::int64_t n) {
   return (n + unit - 1) / unit * unit;
 }
 
-inline bool quantized(ft::Format f) { return ft::format_info(f).scales_bytes != 0; }
+// Those that read int8 activations, unless they are to be exact.
+inline bool quantized(ft::Format f) {
+  return f != ft::Format::FP8_128 && ft::format_info(f).scales_bytes != 0;
+}
+
+// Those whose scales lie in a tensor of their own.
+inline bool apart(ft::Format f) {
+  return f == ft::Format::MXFP4_PAIRS || f == ft::Format::NVFP4_PAIRS || f == ft::Format::DS_FP4 ||
+         f == ft::Format::FP8_128;
+}
+inline bool has_e8m0(ft::Format f) {
+  return f == ft::Format::MXFP4 || f == ft::Format::MXFP4_PAIRS || f == ft::Format::DS_FP4;
+}
+inline bool has_e4m3(ft::Format f) { return f == ft::Format::NVFP4 || f == ft::Format::NVFP4_PAIRS; }
 
 // Every instruction set that this host runs.
-inline std::vector<const ft::KernelSet*> kernel_sets() {
+inline std::vector<const ft::KernelSet*> kernel_sets(ft::Precision precision = ft::Precision::Int8) {
   std::vector<const ft::KernelSet*> sets;
-  for (const std::string& isa : ft::host_isas()) sets.push_back(&ft::select_kernels(isa.c_str()));
+  for (const std::string& isa : ft::host_isas()) sets.push_back(&ft::select_kernels(isa.c_str(), precision));
   return sets;
 }
 
@@ -49,6 +66,21 @@ inline double half(std::uint16_t h) {
       exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
   return (h & 0x8000) != 0 ? -magnitude : magnitude;
 }
+
+inline double e2m1(int nibble) {
+  const int exponent = nibble >> 1 & 3, mantissa = nibble & 1;
+  const double magnitude = exponent == 0 ? mantissa * 0.5 : std::ldexp(2 + mantissa, exponent - 2);
+  return (nibble & 8) != 0 ? -magnitude : magnitude;
+}
+
+inline double e4m3(std::uint8_t b) {
+  if ((b & 0x7f) == 0x7f) return std::nan("");
+  const int exponent = b >> 3 & 15, mantissa = b & 7;
+  const double magnitude = exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+  return (b & 0x80) != 0 ? -magnitude : magnitude;
+}
+
+inline double e8m0(std::uint8_t b) { return b == 255 ? std::nan("") : std::ldexp(1, b - 127); }
 
 // A finite float16, its exponent field within [low, high].
 inline std::uint16_t random_half(std::mt19937& rng, int low, int high) {
@@ -134,13 +166,58 @@ inline double Weights::at(std::int64_t row, std::int64_t col) const {
       const int high = c[128 + i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
       return (low + 16 * high - 32) * half_at(s + 16) * static_cast<std::int8_t>(s[i / 16]);
     }
-    default: break;
+    case ft::Format::MXFP4: return e2m1(nibble()) * e8m0(*s);
+    case ft::Format::MXFP4_PAIRS:
+    case ft::Format::DS_FP4: return e2m1(c[i / 2] >> i % 2 * 4 & 15) * e8m0(*s);
+    case ft::Format::NVFP4: {
+      const int code = c[i / 16 * 8 + i % 8] >> i % 16 / 8 * 4 & 15;
+      return e2m1(code) * e4m3(s[i / 16]);
+    }
+    case ft::Format::NVFP4_PAIRS: return e2m1(c[i / 2] >> i % 2 * 4 & 15) * e4m3(*s);
+    case ft::Format::FP8_128: {
+      float scale;
+      std::memcpy(&scale, matrix.scales + row / 128 * matrix.scale_row_stride +
+                              col / 128 * matrix.scale_block_stride, sizeof scale);
+      return e4m3(*c) * scale;
+    }
   }
   return std::nan("");
 }
 
 inline void random_bytes(std::mt19937& rng, std::uint8_t* p, int n) {
   for (int i = 0; i < n; ++i) p[i] = static_cast<std::uint8_t>(rng());
+}
+
+inline Weights random_fp8(std::int64_t rows, std::int64_t cols, std::mt19937& rng) {
+  Weights w;
+  const std::int64_t code_row = cols + 16, scale_row = (cols + 127) / 128 * 4 + 6, scale_rows = (rows + 127) / 128;
+  w.codes.resize(static_cast<std::size_t>((rows - 1) * code_row + cols));
+  w.scales.resize(static_cast<std::size_t>((scale_rows - 1) * scale_row + (cols + 127) / 128 * 4));
+  w.matrix = {ft::Format::FP8_128, rows, cols, w.codes.data(), w.scales.data(), code_row, 1, scale_row, 4};
+  for (std::uint8_t& byte : w.codes) {
+    byte = static_cast<std::uint8_t>(rng());
+    if ((byte & 0x7f) == 0x7f) --byte;   // not NaN
+  }
+  for (std::int64_t r = 0; r < scale_rows; ++r) {
+    for (std::int64_t b = 0; b < (cols + 127) / 128; ++b) {
+      const float scale = std::uniform_real_distribution<float>(0.001f, 0.02f)(rng);
+      std::memcpy(w.scales.data() + r * scale_row + b * 4, &scale, 4);
+    }
+  }
+  return w;
+}
+
+// The scale bytes of a block of MXFP4 or NVFP4, for exponents of float16 in [low, high]. None is NaN.
+inline void random_fp4_scales(ft::Format format, std::mt19937& rng, std::uint8_t* p, int low, int high) {
+  const auto any = [&](int a, int b) { return a + static_cast<int>(rng() % static_cast<unsigned>(b - a + 1)); };
+  for (int i = 0; i < ft::format_info(format).scales_bytes; ++i) {
+    if (has_e8m0(format)) {
+      p[i] = static_cast<std::uint8_t>(112 + any(low, high));
+    } else {   // the exponents of e4m3 begin 8 above those of float16
+      const int exponent = std::clamp(any(low, high) - 8, 0, 15);
+      p[i] = static_cast<std::uint8_t>(any(0, 1) * 128 + exponent * 8 + any(0, exponent == 15 ? 6 : 7));
+    }
+  }
 }
 
 // Random codes (every one of them), and scales with exponent fields in [low, high] (0: subnormal, 30:
@@ -151,8 +228,9 @@ inline Weights random_weights(ft::Format format, std::int64_t rows, std::int64_t
   std::mt19937 rng(seed);
   const ft::FormatInfo& info = ft::format_info(format);
   const std::int64_t blocks = cols / info.block_elements;
+  if (format == ft::Format::FP8_128) return random_fp8(rows, cols, rng);
   Weights w;
-  if (planes && quantized(format)) {
+  if (apart(format) || (planes && quantized(format))) {
     const std::int64_t code_row = blocks * info.codes_bytes + 16;
     const std::int64_t scale_row = blocks * info.scales_bytes + 6;
     w.codes.resize(static_cast<std::size_t>((rows - 1) * code_row + blocks * info.codes_bytes));
@@ -179,6 +257,7 @@ inline Weights random_weights(ft::Format format, std::int64_t rows, std::int64_t
       if (format == ft::Format::F32) std::memcpy(code, &v, 4);
       else if (format == ft::Format::BF16) std::memcpy(code, &top, 2);
       else if (format == ft::Format::F16) std::memcpy(code, f16, 2);
+      else if (has_e8m0(format) || has_e4m3(format)) random_fp4_scales(format, rng, scale, low, high);
       else if (format == ft::Format::Q6_K) random_bytes(rng, scale, 16), std::memcpy(scale + 16, f16, 2);
       else {
         random_bytes(rng, scale, info.scales_bytes);

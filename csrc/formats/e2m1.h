@@ -1,0 +1,22 @@
+// 4-bit floats: a sign and the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6. Twice those, shifted up by 12, are
+// integers from 0 to 24: an integer dot product is exact, needs no signs, and loses the shift by what is
+// known of the activations' sums.
+#pragma once
+
+#include "simd/simd.h"
+
+namespace ft::FT_ISA_NAMESPACE {
+
+struct E2m1 {
+  using Product = Unsigned<24>;
+  static constexpr int kShift = 12;
+  static constexpr std::uint8_t kShifted[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+  // 16 bytes to 32 shifted numbers: the low nibbles, then the high ones.
+  static Bytes32 load(const std::uint8_t* p) { return Bytes32::lookup(kShifted, Bytes32::load_nibbles(p)); }
+  // What is left of the dot product of shifted numbers with activations whose sum is x_sum.
+  static F32 twice_dot(I32 dot, std::int32_t x_sum) { return to_f32(dot - I32::broadcast(kShift * x_sum)); }
+  static float value(int nibble) { return static_cast<float>(kShifted[nibble] - kShift) * 0.5f; }
+};
+
+}  // namespace ft::FT_ISA_NAMESPACE

@@ -1,0 +1,137 @@
+// FP8 e4m3 numbers, one byte each, with one float32 scale for 128 columns of 128 rows: value = w * scale.
+// Activations in float32. As in float_dot.h, the additions of one (row, token) pair have one order,
+// whatever the blocking: a vector per 128 columns, those times their scales in the order of the columns.
+#pragma once
+
+#include "formats/float_dot.h"
+
+namespace ft::FT_ISA_NAMESPACE {
+
+struct FP8_128 {
+  static constexpr std::int64_t kBlock = 128;
+
+  static float scale(const PackedMatrix& w, std::int64_t row, std::int64_t block) {
+    float s;
+    std::memcpy(&s, w.scales + row / kBlock * w.scale_row_stride + block * w.scale_block_stride, sizeof s);
+    return s;
+  }
+  static void dequantize(const PackedMatrix& w, std::int64_t row, std::int64_t first, std::int64_t n, float* y) {
+    const std::uint8_t* p = w.codes + row * w.code_row_stride + first;
+    for (std::int64_t c = 0; c < n; ++c) {
+      y[c] = e4m3_to_f32(p[c]) * (scale(w, row, (first + c) / kBlock) * w.factor);
+    }
+  }
+};
+
+#define FT_UNROLL _Pragma("GCC unroll 8")
+
+// sum += the products of 2 * kWidth columns.
+template <int kRows, int kTokens>
+inline __attribute__((always_inline)) void fp8_add_pair(const std::uint8_t* const (&rows)[kRows],
+                                                        const float* const (&x)[kTokens], std::int64_t c,
+                                                        F32 (&sum)[kRows][kTokens]) {
+  F32 xs[kTokens][2];
+  FT_UNROLL
+  for (int t = 0; t < kTokens; ++t) {
+    xs[t][0] = F32::load(x[t] + c);
+    xs[t][1] = F32::load(x[t] + c + F32::kWidth);
+  }
+  FT_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    F32 w[2];
+    load_e4m3(rows[r] + c, w);
+    FT_UNROLL
+    for (int t = 0; t < kTokens; ++t) sum[r][t] = fma(w[1], xs[t][1], fma(w[0], xs[t][0], sum[r][t]));
+  }
+}
+
+template <int kRows, int kTokens>
+void fp8_dot_block(const PackedMatrix& w, std::int64_t row, const float* const (&x)[kTokens], float* y,
+                   std::int64_t y_stride) {
+  constexpr std::int64_t kPrefetchBytes = 2048;
+  constexpr std::int64_t kPair = 2 * F32::kWidth;
+  const std::uint8_t* rows[kRows];
+  F32 total[kRows][kTokens];
+  E4m3Nans nans[kRows];   // told at the end: one NaN makes the whole sum NaN
+  for (int r = 0; r < kRows; ++r) {
+    rows[r] = w.codes + (row + r) * w.code_row_stride;
+    for (int t = 0; t < kTokens; ++t) total[r][t] = F32::zero();
+  }
+  for (std::int64_t first = 0; first < w.cols; first += FP8_128::kBlock) {
+    const std::int64_t end = first + FP8_128::kBlock < w.cols ? first + FP8_128::kBlock : w.cols;
+    F32 sum[kRows][kTokens];
+    FT_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      if (kTokens == 1) {
+        prefetch(rows[r] + first + kPrefetchBytes);
+        prefetch(rows[r] + first + kPrefetchBytes + 64);
+      }
+      nans[r].note(rows[r] + first, end - first);
+      FT_UNROLL
+      for (int t = 0; t < kTokens; ++t) sum[r][t] = F32::zero();
+    }
+    std::int64_t c = first;
+    for (; c + kPair <= end; c += kPair) fp8_add_pair(rows, x, c, sum);
+    if (c < end) {
+      std::uint8_t w_rest[kRows][kPair] = {};
+      float x_rest[kTokens][kPair] = {};
+      const std::uint8_t* w_at[kRows];
+      const float* x_at[kTokens];
+      for (int r = 0; r < kRows; ++r) {
+        std::memcpy(w_rest[r], rows[r] + c, static_cast<std::size_t>(end - c));
+        w_at[r] = w_rest[r];
+      }
+      for (int t = 0; t < kTokens; ++t) {
+        std::memcpy(x_rest[t], x[t] + c, static_cast<std::size_t>(end - c) * sizeof(float));
+        x_at[t] = x_rest[t];
+      }
+      fp8_add_pair<kRows, kTokens>(w_at, x_at, 0, sum);
+    }
+    FT_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const F32 scale = F32::broadcast(FP8_128::scale(w, row + r, first / FP8_128::kBlock));
+      FT_UNROLL
+      for (int t = 0; t < kTokens; ++t) {
+        total[r][t] = fma(sum[r][t] * F32::broadcast(kE4m3Unit), scale, total[r][t]);
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    const float poison = nans[r].any() ? __builtin_nanf("") : 0.0f;
+    for (int t = 0; t < kTokens; ++t) y[t * y_stride + r] = hsum(total[r][t]) * w.factor + poison;
+  }
+}
+
+#undef FT_UNROLL
+
+template <int kRows, int kTokens>
+void fp8_dot_rows(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, const float* const (&x)[kTokens],
+                  float* y, std::int64_t y_stride) {
+  std::int64_t r = r0;
+  for (; r + kRows <= r1; r += kRows) fp8_dot_block<kRows>(w, r, x, y + (r - r0), y_stride);
+  for (; r < r1; ++r) fp8_dot_block<1>(w, r, x, y + (r - r0), y_stride);
+}
+
+inline void fp8_dot(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, const Activations& x,
+                    const TokenRange& tokens, float* y, std::int64_t y_stride) {
+  std::int64_t j = 0;
+  for (; j + 4 <= tokens.count; j += 4) {
+    const float* const xs[4] = {x.f32_row(tokens.row(j)), x.f32_row(tokens.row(j + 1)),
+                                x.f32_row(tokens.row(j + 2)), x.f32_row(tokens.row(j + 3))};
+    fp8_dot_rows<2>(w, r0, r1, xs, y + j * y_stride, y_stride);
+  }
+  for (; j < tokens.count; ++j) {
+    const float* const xs[1] = {x.f32_row(tokens.row(j))};
+    fp8_dot_rows<4>(w, r0, r1, xs, y + j * y_stride, y_stride);
+  }
+}
+
+inline void fp8_dequantize_row(const PackedMatrix& w, std::int64_t row, float* y) {
+  FP8_128::dequantize(w, row, 0, w.cols, y);
+}
+
+constexpr FormatKernels fp8_kernels() {
+  return {.dot = fp8_dot, .dequantize_row = fp8_dequantize_row};
+}
+
+}  // namespace ft::FT_ISA_NAMESPACE

@@ -1,0 +1,41 @@
+// Blocks of 32 4-bit floats with one scale, a power of two (e8m0: 2^(x - 127), 255 is NaN).
+// value = e2m1 * scale. MXFP4: byte j holds element j in its low nibble and j + 16 in the high one.
+// MXFP4_PAIRS: byte j holds the elements 2j and 2j + 1.
+#pragma once
+
+#include <type_traits>
+
+#include "formats/e2m1.h"
+#include "formats/quantized_dot.h"
+
+namespace ft::FT_ISA_NAMESPACE {
+
+template <class NibbleOrder>
+struct Mxfp4Blocks {
+  static constexpr int kColumns = 32;
+  using Product = E2m1::Product;
+  using Order = NibbleOrder;
+  static constexpr int kParts = 1;
+  static constexpr int kScales = 1;
+
+  static Bytes32 codes(const std::uint8_t* p, int) { return E2m1::load(p); }
+  static void scales(const std::uint8_t* p, std::int64_t stride, F32 (&s)[kScales]) {
+    s[0] = gather_e8m0(p, stride);
+  }
+  static F32 add_block(F32 sum, const F32* s, const I32 (&dot)[kParts], const TokenBlock& x) {
+    return sum + (s[0] * F32::broadcast(0.5f * x.d)) * E2m1::twice_dot(dot[0], x.sum());
+  }
+  static void dequantize(const std::uint8_t* codes, const std::uint8_t* scales, float* y) {
+    constexpr bool kPairs = std::is_same_v<Order, EvensFirst>;
+    const float d = e8m0_to_f32(*scales);
+    for (int i = 0; i < 16; ++i) {
+      y[kPairs ? 2 * i : i] = E2m1::value(codes[i] & 0x0f) * d;
+      y[kPairs ? 2 * i + 1 : i + 16] = E2m1::value(codes[i] >> 4) * d;
+    }
+  }
+};
+
+using MXFP4 = Mxfp4Blocks<InOrder>;
+using MXFP4_PAIRS = Mxfp4Blocks<EvensFirst>;
+
+}  // namespace ft::FT_ISA_NAMESPACE
