@@ -5,18 +5,18 @@
 #include <string>
 
 #include "ops/experts_routes.h"
-#include "ops/int8_rows.h"
 #include "ops/kernel_set.h"
 #include "ops/ops.h"
+#include "ops/prepared_rows.h"
 
 namespace ft {
 namespace {
 
-// Rows of gate and up in one tile: one int8 block of the down projection's input, so that the lane that
-// computed it can also quantise it.
+// Rows of gate and up in one tile: whole blocks of the down projection's activations, so that the lane that
+// computed them can also prepare them.
 constexpr std::int64_t kTileRows = 32;
-// Tokens of one pass over a tile; its gate and up outputs then take 16 KiB of the stack.
-constexpr std::int64_t kTileTokens = 64;
+// Gate and up outputs of one pass of tokens over a tile take 16 KiB of the stack.
+constexpr std::int64_t kTileFloats = 64 * kTileRows;
 // Most floats of one lane's down outputs: they should stay in L2 until they are summed.
 constexpr std::int64_t kScratchFloats = std::int64_t{1} << 16;
 
@@ -56,7 +56,7 @@ GatedActivation gated_activation(const KernelSet& kernels, Activation activation
 }
 
 // One layer's experts for a batch, in three phases with a barrier after the first and the second:
-//   prepare   group the routes; tokens to int8
+//   prepare   group the routes; tokens into the form that the formats read
 //   gate_up   act(gate x) * (up x) of every route, tile by tile of an expert's rows
 //   down      for a tile of output rows, all routes' outputs, then each token's weighted sum
 // Routes are kept in grouped order in between.
@@ -72,12 +72,14 @@ class ExpertTask final : public Task {
         hidden_(args.bank->gate.cols),
         inner_(args.bank->gate.rows),
         lanes_(lanes),
+        tile_rows_(std::max<std::int64_t>(kTileRows, down_.activation_block)),
+        tile_tokens_(kTileFloats / tile_rows_),
         routes_(args.tokens, args.top_k, static_cast<std::int64_t>(args.bank->gate.codes.size())) {
     const std::int64_t routes = args.tokens * args.top_k;
-    if (gate_.int8_activations || up_.int8_activations) x_int8_ = Int8Rows(args.tokens, hidden_);
-    if (down_.int8_activations) {
-      inner_int8_ = Int8Rows(routes, inner_);
-    } else {
+    gate_x_ = PreparedRows(gate_, args.tokens, hidden_);
+    if (up_.prepare != gate_.prepare) up_x_ = PreparedRows(up_, args.tokens, hidden_);
+    inner_x_ = PreparedRows(down_, routes, inner_);
+    if (down_.prepare == nullptr) {
       inner_f32_ = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(routes * inner_));
     }
     // A multiple of every kernel's row group, so that groups are whole.
@@ -102,43 +104,45 @@ class ExpertTask final : public Task {
  private:
   void prepare(Lane& lane) {
     if (lane.index() == 0) routes_.build(args_.ids, args_.weights);
-    if (!gate_.int8_activations && !up_.int8_activations) return;
+    if (gate_.prepare == nullptr && up_.prepare == nullptr) return;
     for (std::int64_t t; (t = next_token_.take()) < args_.tokens;) {
-      x_int8_.quantize(kernels_, t, 0, hidden_, args_.x + t * hidden_);
+      gate_x_.prepare(t, 0, hidden_, args_.x + t * hidden_);
+      up_x_.prepare(t, 0, hidden_, args_.x + t * hidden_);
     }
   }
 
   void gate_up() {
-    const std::int64_t row_tiles = tiles_of(inner_, kTileRows);
+    const std::int64_t row_tiles = tiles_of(inner_, tile_rows_);
     const std::int64_t tiles = static_cast<std::int64_t>(routes_.groups().size()) * row_tiles;
     for (std::int64_t i; (i = next_gate_up_.take()) < tiles;) {
-      gate_up_tile(routes_.groups()[static_cast<std::size_t>(i / row_tiles)], i % row_tiles * kTileRows);
+      gate_up_tile(routes_.groups()[static_cast<std::size_t>(i / row_tiles)], i % row_tiles * tile_rows_);
     }
   }
 
   void gate_up_tile(const GroupedRoutes::Group& group, std::int64_t row) {
-    alignas(64) float gate[kTileTokens * kTileRows];
-    alignas(64) float up[kTileTokens * kTileRows];
+    alignas(64) float gate[kTileFloats];
+    alignas(64) float up[kTileFloats];
     const PackedMatrix gate_w = matrix_of(args_.bank->gate, group.expert);
     const PackedMatrix up_w = matrix_of(args_.bank->up, group.expert);
-    const Activations x = x_int8_.view(hidden_, args_.x);
-    const std::int64_t end = std::min(row + kTileRows, inner_);
-    for (std::int64_t done = 0; done < group.count; done += kTileTokens) {
+    const Activations gate_x = gate_x_.view(args_.x);
+    const Activations up_x = up_.prepare == gate_.prepare ? gate_x : up_x_.view(args_.x);
+    const std::int64_t end = std::min(row + tile_rows_, inner_);
+    for (std::int64_t done = 0; done < group.count; done += tile_tokens_) {
       const std::int64_t first = group.first + done;
-      const TokenRange tokens{routes_.tokens() + first, 0, std::min(kTileTokens, group.count - done)};
-      gate_.dot(gate_w, row, end, x, tokens, gate, kTileRows);
-      up_.dot(up_w, row, end, x, tokens, up, kTileRows);
+      const TokenRange tokens{routes_.tokens() + first, 0, std::min(tile_tokens_, group.count - done)};
+      gate_.dot(gate_w, row, end, gate_x, tokens, gate, tile_rows_);
+      up_.dot(up_w, row, end, up_x, tokens, up, tile_rows_);
       for (std::int64_t j = 0; j < tokens.count; ++j) {
-        float* g = gate + j * kTileRows;
-        activation_(g, up + j * kTileRows, g, end - row);
+        float* g = gate + j * tile_rows_;
+        activation_(g, up + j * tile_rows_, g, end - row);
         store_inner(first + j, row, end - row, g);
       }
     }
   }
 
   void store_inner(std::int64_t route, std::int64_t row, std::int64_t n, const float* values) {
-    if (down_.int8_activations) {
-      inner_int8_.quantize(kernels_, route, row, n, values);
+    if (down_.prepare != nullptr) {
+      inner_x_.prepare(route, row, n, values);
     } else {
       std::copy_n(values, n, inner_f32_.get() + route * inner_ + row);
     }
@@ -153,7 +157,7 @@ class ExpertTask final : public Task {
   }
 
   void down_tile(std::int64_t row, std::int64_t end, float* scratch) const {
-    const Activations x = inner_int8_.view(inner_, inner_f32_.get());
+    const Activations x = inner_x_.view(inner_f32_.get());
     for (const GroupedRoutes::Group& group : routes_.groups()) {
       down_.dot(matrix_of(args_.bank->down, group.expert), row, end, x, {nullptr, group.first, group.count},
                 scratch + group.first * down_rows_, down_rows_);
@@ -178,8 +182,9 @@ class ExpertTask final : public Task {
   const GatedActivation activation_;
   const std::int64_t hidden_, inner_;
   const int lanes_;
+  const std::int64_t tile_rows_, tile_tokens_;
   GroupedRoutes routes_;
-  Int8Rows x_int8_, inner_int8_;
+  PreparedRows gate_x_, up_x_, inner_x_;   // up_x_ only where it differs from gate_x_
   std::unique_ptr<float[]> inner_f32_;
   std::unique_ptr<float[]> scratch_;   // per lane [routes, down_rows_]
   std::int64_t down_rows_, scratch_floats_;

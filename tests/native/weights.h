@@ -16,8 +16,10 @@
 namespace weights {
 
 // With blocks of up to 32 columns.
-constexpr ft::Format kAll[] = {ft::Format::F32,  ft::Format::F16,  ft::Format::BF16,
-                               ft::Format::Q8_0, ft::Format::Q4_0, ft::Format::Q4_1};
+constexpr ft::Format kAll[] = {ft::Format::F32,         ft::Format::F16,         ft::Format::BF16,
+                               ft::Format::Q8_0,        ft::Format::Q4_0,        ft::Format::Q4_1,
+                               ft::Format::MXFP4,       ft::Format::MXFP4_PAIRS, ft::Format::NVFP4_PAIRS,
+                               ft::Format::DS_FP4,      ft::Format::FP8_128};
 constexpr ft::Format kQuantized[] = {ft::Format::Q8_0, ft::Format::Q4_0, ft::Format::Q4_1};
 
 // With blocks of any size; see columns().
@@ -298,6 +300,28 @@ inline Int8 to_int8(const std::vector<float>& x) {
     r.d.push_back(d);
   }
   return r;
+}
+
+// DS_FP4's activations: FP8 per 128 columns, by a search of all e4m3 numbers for the nearest to x / s (of
+// two as near, the one with an even code), and s the least power of two >= max(max|x|, 1e-4) / 448.
+inline std::vector<float> fp8_rounded(const std::vector<float>& x, std::size_t cols) {
+  std::vector<float> y;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const std::size_t row = i / cols * cols, first = row + (i - row) / 128 * 128;
+    double largest = 1e-4;
+    for (std::size_t j = first; j < std::min(first + 128, row + cols); ++j) {
+      largest = std::max<double>(largest, std::abs(x[j]));
+    }
+    const double s = std::exp2(std::ceil(std::log2(largest / 448)));
+    int best = 0;
+    for (int b = 1; b < 127; ++b) {
+      const double now = std::abs(e4m3(static_cast<std::uint8_t>(b)) - std::abs(x[i]) / s);
+      const double before = std::abs(e4m3(static_cast<std::uint8_t>(best)) - std::abs(x[i]) / s);
+      if (now < before || (now == before && b % 2 == 0)) best = b;
+    }
+    y.push_back(static_cast<float>(std::copysign(e4m3(static_cast<std::uint8_t>(best)) * s, x[i])));
+  }
+  return y;
 }
 
 }  // namespace weights
