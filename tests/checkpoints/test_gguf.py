@@ -160,7 +160,7 @@ def test_unsupported_type_is_named_when_asked_for(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write(tmp_path / "m.gguf", sample_gguf()))
     assert "kq" in checkpoint
     with pytest.raises(
-        CheckpointError, match=r"(?s)m\.gguf, tensor 'kq'.*Q4_K \(the type of 1 of 4.*F32, F16"
+        CheckpointError, match=r"(?s)m\.gguf, tensor 'kq'.*Q2_K \(the type of 1 of 4.*F32, F16"
     ):
         checkpoint.tensor("kq")
 

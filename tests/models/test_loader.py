@@ -145,7 +145,7 @@ def test_expert_weights_are_views_of_the_map(tmp_path: Path) -> None:
         ("llama", {"num_key_value_heads": 2}, "a divisor of the 3"),
         ("llama", {"head_dim": 21}, "even"),
         ("llama", {"rms_norm_eps": 0}, "above zero"),
-        ("llama", {"quantization_config": {"quant_method": "fp8"}}, "unquantised"),
+        ("llama", {"quantization_config": {"quant_method": "gptq"}}, "mxfp4, modelopt"),
         ("llama", {"partial_rotary_factor": 0.5}, "full rotary"),
         ("mixtral", {"num_experts_per_tok": 6}, "from 1 to 5"),
         ("qwen3_moe", {"norm_topk_prob": "yes"}, "true or false"),

@@ -82,9 +82,9 @@ def sample_gguf(version: int = 3) -> bytes:
         RawTensor("norm", (3,), 0, 0),
         RawTensor("q8", (32, 2), 8, 32),
         RawTensor("q4", (32, 1, 2), 2, 128),
-        RawTensor("kq", (256,), 12, 192),
+        RawTensor("kq", (256,), 10, 192),
     ]
-    data = np.random.default_rng(7).integers(0, 256, 192 + 144, dtype=np.uint8).tobytes()
+    data = np.random.default_rng(7).integers(0, 256, 192 + 84, dtype=np.uint8).tobytes()
     return raw_gguf(pairs, tensors, data, version=version)
 
 

@@ -46,20 +46,26 @@ def read_expert(part: ExpertPart, expert: int) -> Tensor:
     """One expert's part [rows, cols] as float64, from wherever its addresses point."""
     fmt = part.format
     blocks = part.cols // fmt.block_elements
-    packed = np.zeros((part.rows, blocks, fmt.block_bytes), np.uint8)
-    for field, addresses, row_stride, block_stride in (
-        (fmt.codes, part.codes, part.code_row_stride_bytes, part.code_block_stride_bytes),
-        (fmt.scales, part.scales, part.scale_row_stride_bytes, part.scale_block_stride_bytes),
-    ):
-        if field.bytes == 0:
-            continue
-        packed[:, :, field.offset : field.offset + field.bytes] = bytes_at(
-            int(addresses[expert]),
-            (part.rows, blocks, field.bytes),
-            (row_stride, block_stride, 1),
+    codes = bytes_at(
+        int(part.codes[expert]),
+        (part.rows, blocks, fmt.codes.bytes),
+        (part.code_row_stride_bytes, part.code_block_stride_bytes, 1),
+    )
+    scale_rows, scale_row_bytes = fmt.scale_plane(part.rows, part.cols)
+    scales = np.zeros((scale_rows, 0), np.uint8)
+    if scale_row_bytes:
+        scales = bytes_at(
+            int(part.scales[expert]),
+            (scale_rows, scale_row_bytes // fmt.scales.bytes, fmt.scales.bytes),
+            (part.scale_row_stride_bytes, part.scale_block_stride_bytes, 1),
         )
-    rows = fmt.dequantize(packed.reshape(part.rows, blocks * fmt.block_bytes))
-    return torch.from_numpy(np.ascontiguousarray(rows)).double()
+    factor = np.float32(1)
+    if part.factors is not None:
+        factor = bytes_at(int(part.factors[expert]), (4,), (1,)).view(np.float32)[0]
+    numbers = fmt.dequantize_planes(
+        codes.reshape(part.rows, -1), scales.reshape(scale_rows, scale_row_bytes), factor
+    )
+    return torch.from_numpy(np.ascontiguousarray(numbers)).double()
 
 
 @dataclass(frozen=True)

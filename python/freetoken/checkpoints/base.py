@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from freetoken.formats.base import WeightFormat
+from freetoken.formats.base import WeightFormat, times_factor
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,10 @@ class TensorEntry:
     `shape` is row-major with the contiguous dimension last ([E, N, K] for stacked experts), in
     elements. `data` is a read-only, contiguous, one-dimensional view of exactly the tensor's bytes
     over the memory map; it keeps the map alive.
+
+    A format whose scales lie apart has them in `scales`: the bytes of one `scale_plane` for each
+    matrix [N, K], contiguous and one-dimensional. `factors` multiplies each matrix as a whole:
+    float32 of the shape without the last two dimensions; None: one.
     """
 
     name: str
@@ -27,12 +31,19 @@ class TensorEntry:
     shape: tuple[int, ...]
     file: Path
     data: npt.NDArray[np.uint8]
+    scales: npt.NDArray[np.uint8] | None = None
+    factors: npt.NDArray[np.float32] | None = None
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """The whole tensor as float32, in `shape`. For small tensors and tests."""
         cols = self.shape[-1] if self.shape else 1
         rows = self.data.reshape(*self.shape[:-1], self.format.row_bytes(cols))
-        return self.format.dequantize(rows).reshape(self.shape)
+        factors = 1.0 if self.factors is None else self.factors
+        if self.scales is None:
+            return times_factor(self.format.dequantize(rows).reshape(self.shape), factors)
+        plane = self.format.scale_plane(self.shape[-2], cols)
+        scales = self.scales.reshape(*self.shape[:-2], *plane)
+        return self.format.dequantize_planes(rows, scales, factors)
 
 
 class Checkpoint(Protocol):

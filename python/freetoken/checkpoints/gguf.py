@@ -10,6 +10,7 @@ from typing import Any
 
 from freetoken.checkpoints.gguf_header import GgufPart, read_gguf_part
 from freetoken.checkpoints.mapping import map_file
+from freetoken.checkpoints.quantized.gguf import join_factors
 from freetoken.checkpoints.tables import FileCheckpoint
 from freetoken.errors import CheckpointError
 
@@ -30,7 +31,7 @@ def open_gguf(path: Path) -> FileCheckpoint:
         metadata=parts[0].metadata,
         generation_config={},
         files=[part.file for part in parts],
-        tensors=[tensor for part in parts for tensor in part.tensors],
+        tensors=join_factors([tensor for part in parts for tensor in part.tensors]),
     )
 
 

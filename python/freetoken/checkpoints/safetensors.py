@@ -18,6 +18,7 @@ from freetoken.checkpoints.mapping import (
     parse_json_object,
     read_json_object,
 )
+from freetoken.checkpoints.quantized.config import join_scales
 from freetoken.checkpoints.tables import FileCheckpoint, StoredTensor, check_extents
 from freetoken.errors import CheckpointError
 
@@ -66,14 +67,15 @@ def open_safetensors(path: Path) -> FileCheckpoint:
         directory, files, tensors = path.parent, *_open_sharded(path)
     else:
         directory, files, tensors = path.parent, *_open_file(path)
+    config = _read_config(directory)
     generation = directory / "generation_config.json"
     return FileCheckpoint(
         kind="safetensors",
         path=directory,
-        metadata=_read_config(directory),
+        metadata=config,
         generation_config=read_json_object(generation) if os.path.lexists(generation) else {},
         files=files,
-        tensors=tensors,
+        tensors=join_scales(directory, config, tensors),
     )
 
 

@@ -1,4 +1,4 @@
-"""An open checkpoint as a table of stored tensors: what both file kinds come down to."""
+"""An open checkpoint as a table of tensors: what both file kinds come down to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from freetoken.checkpoints.base import TensorEntry
 from freetoken.checkpoints.mapping import MappedFile
@@ -29,6 +32,35 @@ class StoredTensor:
     file: MappedFile
     offset: int
     bytes: int
+
+    def data(self) -> npt.NDArray[np.uint8]:
+        """The tensor's bytes, uint8 [bytes], over the map."""
+        return self.file.data[self.offset : self.offset + self.bytes]
+
+    def entry(self) -> TensorEntry:
+        """Of a type that is a weight format (`FORMATS`)."""
+        return TensorEntry(
+            name=self.name,
+            format=FORMATS[self.type_name],
+            shape=self.shape,
+            file=self.file.path,
+            data=self.data(),
+        )
+
+
+class TableTensor(Protocol):
+    """What the table holds: a stored tensor, or several that are one quantised tensor."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def type_name(self) -> str: ...
+
+    @property
+    def file(self) -> MappedFile: ...
+
+    def entry(self) -> TensorEntry: ...
 
 
 def check_extents(tensors: Iterable[StoredTensor]) -> None:
@@ -70,7 +102,7 @@ class FileCheckpoint:
         metadata: Mapping[str, Any],
         generation_config: Mapping[str, Any],
         files: Sequence[MappedFile],
-        tensors: Iterable[StoredTensor],
+        tensors: Iterable[TableTensor],
     ) -> None:
         self.kind: Literal["gguf", "safetensors"] = kind
         self.path = path
@@ -78,7 +110,7 @@ class FileCheckpoint:
         self.generation_config: Mapping[str, Any] = MappingProxyType(dict(generation_config))
         self._file_bytes = sum(file.bytes for file in files)
         self._closed = False
-        self._tensors: dict[str, StoredTensor] = {}
+        self._tensors: dict[str, TableTensor] = {}
         for tensor in tensors:
             other = self._tensors.setdefault(tensor.name, tensor)
             if other is not tensor:
@@ -120,13 +152,7 @@ class FileCheckpoint:
                 expected=f"one of {', '.join(FORMATS)}",
                 hint="use a checkpoint in a supported type, or convert this one",
             )
-        return TensorEntry(
-            name=name,
-            format=FORMATS[stored.type_name],
-            shape=stored.shape,
-            file=stored.file.path,
-            data=stored.file.data[stored.offset : stored.offset + stored.bytes],
-        )
+        return stored.entry()
 
     def file_bytes(self) -> int:
         return self._file_bytes
@@ -135,7 +161,7 @@ class FileCheckpoint:
         self._closed = True
         self._tensors = {}
 
-    def _open_table(self) -> Mapping[str, StoredTensor]:
+    def _open_table(self) -> Mapping[str, TableTensor]:
         if self._closed:
             raise CheckpointError(
                 "the checkpoint is closed",

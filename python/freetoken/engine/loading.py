@@ -76,7 +76,7 @@ class _MoeLoader:
     def __call__(self, layers: Sequence[LayerExperts], moe: MoeSpec) -> OffloadMoeRuntime:
         for layer in layers:
             for part in layer.parts:
-                self.formats[part.format.name] += sum(data.nbytes for data in part.experts)
+                self.formats[part.format.name] += part.nbytes
         resolved = self._resolve(moe.experts, moe.top_k)
         if resolved.strategy is None:
             raise ValueError("experts were loaded for a model that has none")

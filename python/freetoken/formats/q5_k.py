@@ -17,8 +17,8 @@ class Q5_KFormat(WeightFormat):
 
     def dequantize(self, rows: Bytes) -> Float32:
         blocks = self.blocks(rows)
-        fifth = (blocks[..., None, 16:48] >> _SUB_BLOCKS) & 1
-        codes = low_nibbles(blocks[..., 48:]) | (fifth << 4)
+        fifth = ((blocks[..., None, 16:48] >> _SUB_BLOCKS) & 1).astype(np.uint8)
+        codes: Bytes = low_nibbles(blocks[..., 48:]) | (fifth << np.uint8(4))
         return self.join(scaled(codes, blocks[..., :16]))
 
 

@@ -23,8 +23,8 @@ class Q6_KFormat(WeightFormat):
         leading = blocks.shape[:-1]
         low = blocks[..., :128].reshape(*leading, 2, 64)
         low = np.stack([low & 15, low >> 4], axis=-2).reshape(*leading, 2, 4, 32)
-        high = blocks[..., 128:192].reshape(*leading, 2, 1, 32)
-        high = (high >> _PAIRS_OF_BITS) & 3
+        packed = blocks[..., 128:192].reshape(*leading, 2, 1, 32)
+        high = ((packed >> _PAIRS_OF_BITS) & 3).astype(np.uint8)
         codes = (low | (high << 4)).astype(np.int8) - np.int8(32)
         scales = blocks[..., 192:208].view(np.int8).astype(np.float32)
         d = blocks[..., 208:].copy().view("<f2").astype(np.float32)

@@ -11,7 +11,8 @@ def _e8m0_table() -> Float32:
     """2^(x - 127), exact down to the subnormal 2^-127; 255 is NaN."""
     powers = np.ldexp(np.float64(1), np.arange(256) - 127)
     powers[255] = np.nan
-    return powers.astype(np.float32)
+    table: Float32 = powers.astype(np.float32)
+    return table
 
 
 def _e4m3_table() -> Float32:

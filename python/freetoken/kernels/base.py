@@ -35,7 +35,9 @@ class ExpertPart:
     """One tensor of every expert of a layer, as addresses: gate, up or down.
 
     `codes` and `scales` are uint64 [E]: where expert e's codes and scales begin. Interleaved bytes
-    (a mapped checkpoint) and separate planes (a packed record) differ in the strides alone.
+    (a mapped checkpoint) and separate planes (a packed record) differ in the strides alone. Of a
+    format with a `scale_block` the scale strides are those of its rows and columns of scales.
+    `factors` uint64 [E] is where each expert's float32 factor lies (None: all are one).
     """
 
     format: WeightFormat
@@ -47,6 +49,7 @@ class ExpertPart:
     code_block_stride_bytes: int
     scale_row_stride_bytes: int
     scale_block_stride_bytes: int
+    factors: npt.NDArray[np.uint64] | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Names are templates: "{layer}" is the layer's index, "{expert}" the expert's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from freetoken.errors import CheckpointError
 from freetoken.moe.store import ExpertTensor
 
 Shape = tuple[int, ...]
+Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -65,17 +66,18 @@ class StackedExperts:
     ) -> tuple[ExpertTensor, ExpertTensor, ExpertTensor]:
         def part(part: str, name: str) -> ExpertTensor:
             entry = checkpoint.tensor(name.format(layer=layer))
-            return _part(part, entry, sizes, _pieces(entry.data, sizes.experts))
+            return _part(part, entry, sizes, _matrices(entry))
 
         return part("gate", self.gate), part("up", self.up), part("down", self.down)
 
 
 @dataclass(frozen=True)
 class FusedGateUpExperts:
-    """gate and up in one tensor [E, 2 * I, H], gate first; down [E, H, I]."""
+    """gate and up in one tensor [E, 2 * I, H], gate first or row by row; down [E, H, I]."""
 
     gate_up: str
     down: str
+    interleaved: bool = False
 
     def shapes(self, layer: int, sizes: ExpertSizes) -> Iterator[tuple[str, Shape]]:
         yield (
@@ -89,11 +91,11 @@ class FusedGateUpExperts:
     ) -> tuple[ExpertTensor, ExpertTensor, ExpertTensor]:
         gate_up = checkpoint.tensor(self.gate_up.format(layer=layer))
         down = checkpoint.tensor(self.down.format(layer=layer))
-        halves = _pieces(gate_up.data, 2 * sizes.experts)
+        gate, up = _halves(gate_up, sizes.intermediate, self.interleaved)
         return (
-            _part("gate", gate_up, sizes, halves[0::2]),
-            _part("up", gate_up, sizes, halves[1::2]),
-            _part("down", down, sizes, _pieces(down.data, sizes.experts)),
+            _part("gate", gate_up, sizes, gate),
+            _part("up", gate_up, sizes, up),
+            _part("down", down, sizes, _matrices(down)),
         )
 
 
@@ -120,7 +122,7 @@ class SeparateExperts:
             ]
             for entry in entries:
                 _same_format(entries[0], entry)
-            return _part(part, entries[0], sizes, tuple(entry.data for entry in entries))
+            return _part(part, entries[0], sizes, _joined(entries))
 
         return part("gate", self.gate), part("up", self.up), part("down", self.down)
 
@@ -165,19 +167,70 @@ def bias_of(weight: str) -> str:
     return weight.removesuffix("weight") + "bias"
 
 
-def _pieces(data: npt.NDArray[np.uint8], count: int) -> tuple[npt.NDArray[np.uint8], ...]:
-    size = len(data) // count
-    return tuple(data[i * size : (i + 1) * size] for i in range(count))
+@dataclass(frozen=True)
+class _Matrices:
+    """A matrix for each expert: codes [N, row bytes], scales (if they lie apart), factors."""
+
+    codes: tuple[Bytes, ...]
+    scales: tuple[Bytes, ...]
+    factors: npt.NDArray[np.float32] | None
 
 
-def _part(
-    part: str,
-    entry: TensorEntry,
-    sizes: ExpertSizes,
-    experts: tuple[npt.NDArray[np.uint8], ...],
-) -> ExpertTensor:
+def _matrices(entry: TensorEntry) -> _Matrices:
+    """A stack [E, N, K], or one matrix [N, K] as a stack of one."""
+    rows, cols = entry.shape[-2:]
+    codes = entry.data.reshape(-1, rows, entry.format.row_bytes(cols))
+    scales: tuple[Bytes, ...] = ()
+    if entry.scales is not None:
+        scales = tuple(entry.scales.reshape(-1, *entry.format.scale_plane(rows, cols)))
+    factors = None if entry.factors is None else entry.factors.reshape(-1)
+    return _Matrices(tuple(codes), scales, factors)
+
+
+def _halves(entry: TensorEntry, rows: int, interleaved: bool) -> tuple[_Matrices, _Matrices]:
+    """gate and up, `rows` rows each, of a stack that holds both."""
+    both = _matrices(entry)
+    scale_rows = (entry.format.scale_block or (1, 1))[0]
+    if scale_rows > 1 and (interleaved or rows % scale_rows):
+        raise CheckpointError(
+            "gate and up share scales",
+            file=entry.file,
+            tensor=entry.name,
+            found=f"{rows} rows each, {'row by row' if interleaved else 'one after the other'}",
+            expected=f"gate first, in a multiple of {scale_rows} rows",
+            hint="use a checkpoint that keeps gate and up in tensors of their own",
+        )
+
+    def half(second: bool) -> _Matrices:
+        def cut(planes: tuple[Bytes, ...], count: int) -> tuple[Bytes, ...]:
+            if interleaved:
+                return tuple(plane[int(second) :: 2] for plane in planes)
+            return tuple(plane[count:] if second else plane[:count] for plane in planes)
+
+        return _Matrices(cut(both.codes, rows), cut(both.scales, rows // scale_rows), both.factors)
+
+    return half(False), half(True)
+
+
+def _joined(entries: Sequence[TensorEntry]) -> _Matrices:
+    """One tensor for each expert."""
+    stacks = [_matrices(entry) for entry in entries]
+    factors = None
+    if any(stack.factors is not None for stack in stacks):
+        ones = np.ones(1, np.float32)
+        factors = np.concatenate([ones if s.factors is None else s.factors for s in stacks])
+    return _Matrices(
+        tuple(stack.codes[0] for stack in stacks),
+        tuple(plane for stack in stacks for plane in stack.scales),
+        factors,
+    )
+
+
+def _part(part: str, entry: TensorEntry, sizes: ExpertSizes, experts: _Matrices) -> ExpertTensor:
     rows, cols = sizes.of(part)
-    return ExpertTensor(part, entry.format, rows, cols, experts)
+    return ExpertTensor(
+        part, entry.format, rows, cols, experts.codes, experts.scales, experts.factors
+    )
 
 
 def _same_format(first: TensorEntry, other: TensorEntry) -> None:

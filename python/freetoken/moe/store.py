@@ -1,8 +1,8 @@
 """Where expert weights lie: the checkpoint's own bytes, packed records, and a pool of slots.
 
-One expert of a packed store is one contiguous record. Its six planes (codes and scales of gate,
-up and down) stand at fixed offsets that are multiples of 256 bytes, and so does every record; a
-slot has the same layout, so that a fetch is one copy of one record.
+One expert of a packed store is one contiguous record. Its planes (codes, scales and, where there
+is one, the factor of gate, up and down) stand at fixed offsets that are multiples of 256 bytes,
+and so does every record; a slot has the same layout, so that a fetch is one copy of one record.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from freetoken.kernels.base import ExpertBank, ExpertPart
 Bytes = npt.NDArray[np.uint8]
 
 ALIGNMENT_BYTES = 256
+FACTOR_BYTES = 4
 
 
 class SlotMemory(Protocol):
@@ -38,7 +39,10 @@ class SlotMemory(Protocol):
 class ExpertTensor:
     """One part ("gate", "up" or "down") of every expert of a layer, as it lies on disk.
 
-    `experts` has for each expert a contiguous uint8 view of rows * format.row_bytes(cols) bytes.
+    `experts` has for each expert a uint8 view of rows * format.row_bytes(cols) bytes: contiguous,
+    or [rows, row bytes] with contiguous rows at any stride. Of a format with a `scale_block`,
+    `scales` has the same of the planes of scales; else it is empty. `factors` float32 [E]
+    multiplies each expert's weights (None: one).
     """
 
     name: str
@@ -46,18 +50,42 @@ class ExpertTensor:
     rows: int
     cols: int
     experts: tuple[Bytes, ...]
+    scales: tuple[Bytes, ...] = ()
+    factors: npt.NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
-        expected = self.rows * self.format.row_bytes(self.cols)
+        size = (self.rows, self.format.row_bytes(self.cols))
         for expert, data in enumerate(self.experts):
-            if data.dtype != np.uint8 or data.nbytes != expected or not data.flags.c_contiguous:
-                raise CheckpointError(
-                    f"the {self.name} weights of expert {expert} have the wrong size",
-                    found=f"{data.nbytes} bytes of {data.dtype}",
-                    expected=f"{expected} contiguous bytes: {self.rows} rows of {self.cols} "
-                    f"{self.format.name} numbers",
-                    hint="the checkpoint does not match its own config; download it again",
-                )
+            self._check(f"weights of expert {expert}", data, *size)
+        size = self.format.scale_plane(self.rows, self.cols)
+        for expert, data in enumerate(self.scales):
+            self._check(f"scales of expert {expert}", data, *size)
+        apart = len(self.experts) if self.format.scale_block else 0
+        counts = len(self.scales), len(self.experts if self.factors is None else self.factors)
+        if counts != (apart, len(self.experts)):
+            raise CheckpointError(
+                f"the {self.name} weights of {len(self.experts)} experts lack scales or factors",
+                found=f"scales of {counts[0]} experts, factors of {counts[1]}",
+                expected=f"{apart} and {len(self.experts)} for {self.format.name}",
+                hint="the checkpoint does not match its own config; download it again",
+            )
+
+    def _check(self, what: str, data: Bytes, rows: int, row_bytes: int) -> None:
+        strided = data.shape == (rows, row_bytes) and (row_bytes == 1 or data.strides[1:] == (1,))
+        whole = data.nbytes == rows * row_bytes and data.flags.c_contiguous
+        if data.dtype != np.uint8 or not (strided or whole):
+            raise CheckpointError(
+                f"the {self.name} {what} have the wrong size",
+                found=f"{data.nbytes} bytes of {data.dtype}",
+                expected=f"{rows * row_bytes} contiguous bytes: {self.rows} rows of {self.cols} "
+                f"{self.format.name} numbers",
+                hint="the checkpoint does not match its own config; download it again",
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all experts on disk."""
+        return sum(data.nbytes for data in (*self.experts, *self.scales))
 
 
 @dataclass(frozen=True)
@@ -117,7 +145,8 @@ class MappedExpertStore:
 
 @dataclass(frozen=True)
 class PartLayout:
-    """One part inside a record: its two planes. `scales` is empty for plain floats."""
+    """One part inside a record: its planes. `scales` is empty for plain floats, `factor` (four
+    bytes, float32) where all factors are one."""
 
     name: str
     format: WeightFormat
@@ -125,10 +154,52 @@ class PartLayout:
     cols: int
     codes: ByteRange
     scales: ByteRange
+    factor: ByteRange
+
+    @staticmethod
+    def of(part: ExpertTensor, offset: int) -> PartLayout:
+        """The planes of a part from `offset` on."""
+        fmt = part.format
+        code_bytes = part.rows * (part.cols // fmt.block_elements) * fmt.codes.bytes
+        scale_rows, scale_row_bytes = fmt.scale_plane(part.rows, part.cols)
+        codes = ByteRange(offset, code_bytes)
+        scales = ByteRange(_aligned(offset + code_bytes), scale_rows * scale_row_bytes)
+        factor = ByteRange(
+            _aligned(scales.offset + scales.bytes), 0 if part.factors is None else FACTOR_BYTES
+        )
+        return PartLayout(part.name, fmt, part.rows, part.cols, codes, scales, factor)
 
     @property
-    def row_blocks(self) -> int:
-        return self.cols // self.format.block_elements
+    def end(self) -> int:
+        return _aligned(self.factor.offset + self.factor.bytes)
+
+    def expert_part(self, starts: npt.NDArray[np.uint64]) -> ExpertPart:
+        """The part of records at those addresses, uint64 [n]."""
+        fmt = self.format
+        return ExpertPart(
+            format=fmt,
+            rows=self.rows,
+            cols=self.cols,
+            codes=starts + np.uint64(self.codes.offset),
+            scales=starts + np.uint64(self.scales.offset),
+            code_row_stride_bytes=self.cols // fmt.block_elements * fmt.codes.bytes,
+            code_block_stride_bytes=fmt.codes.bytes,
+            scale_row_stride_bytes=fmt.scale_plane(self.rows, self.cols)[1],
+            scale_block_stride_bytes=fmt.scales.bytes,
+            factors=starts + np.uint64(self.factor.offset) if self.factor.bytes else None,
+        )
+
+    def pack(self, part: ExpertTensor, expert: int, record: Bytes) -> None:
+        """Write one expert's planes into its record, uint8 [record_bytes]."""
+        fmt = self.format
+        blocks = part.experts[expert]
+        _copy_field(blocks, fmt.block_bytes, fmt.codes, _plane(record, self.codes))
+        if fmt.scale_block is not None:
+            _plane(record, self.scales)[...] = part.scales[expert].reshape(-1)
+        elif self.scales.bytes:
+            _copy_field(blocks, fmt.block_bytes, fmt.scales, _plane(record, self.scales))
+        if part.factors is not None:
+            _plane(record, self.factor).view(np.float32)[0] = part.factors[expert]
 
 
 @dataclass(frozen=True)
@@ -145,40 +216,21 @@ class RecordLayout:
         offset = 0
         parts = []
         for part in layer.parts:
-            blocks = part.rows * (part.cols // part.format.block_elements)
-            codes = ByteRange(offset, blocks * part.format.codes.bytes)
-            scales = ByteRange(_aligned(offset + codes.bytes), blocks * part.format.scales.bytes)
-            offset = _aligned(scales.offset + scales.bytes)
-            parts.append(PartLayout(part.name, part.format, part.rows, part.cols, codes, scales))
+            parts.append(PartLayout.of(part, offset))
+            offset = parts[-1].end
         return RecordLayout(tuple(parts), offset, layer.activation)
 
     def bank(self, records: Bytes) -> ExpertBank:
         """The bank of records uint8 [n, record_bytes]."""
         starts = np.arange(len(records), dtype=np.uint64) * np.uint64(self.record_bytes)
         starts += np.uint64(records.ctypes.data)
-        gate, up, down = (
-            ExpertPart(
-                format=part.format,
-                rows=part.rows,
-                cols=part.cols,
-                codes=starts + np.uint64(part.codes.offset),
-                scales=starts + np.uint64(part.scales.offset),
-                code_row_stride_bytes=part.row_blocks * part.format.codes.bytes,
-                code_block_stride_bytes=part.format.codes.bytes,
-                scale_row_stride_bytes=part.row_blocks * part.format.scales.bytes,
-                scale_block_stride_bytes=part.format.scales.bytes,
-            )
-            for part in self.parts
-        )
+        gate, up, down = (part.expert_part(starts) for part in self.parts)
         return ExpertBank(gate, up, down, self.activation, owners=(records,))
 
     def pack(self, layer: LayerExperts, expert: int, record: Bytes) -> None:
         """Write one expert's planes into its record, uint8 [record_bytes]."""
         for part, tensor in zip(self.parts, layer.parts, strict=True):
-            blocks = tensor.experts[expert].reshape(-1)
-            _copy_field(blocks, part.format, part.format.codes, record, part.codes)
-            if part.scales.bytes:
-                _copy_field(blocks, part.format, part.format.scales, record, part.scales)
+            part.pack(tensor, expert, record)
 
 
 class PackedExpertStore:
@@ -255,46 +307,71 @@ def _allocate_records(memory: SlotMemory, layout: RecordLayout, count: int) -> B
     return records
 
 
-def _copy_field(
-    blocks: Bytes, fmt: WeightFormat, field: ByteRange, record: Bytes, plane: ByteRange
-) -> None:
+def _plane(record: Bytes, plane: ByteRange) -> Bytes:
+    return record[plane.offset : plane.offset + plane.bytes]
+
+
+def _copy_field(blocks: Bytes, block_bytes: int, field: ByteRange, target: Bytes) -> None:
     """Gather one field of every block into a plane; items of a void type copy fastest."""
+    if field.bytes == block_bytes:
+        target.reshape(blocks.shape)[...] = blocks
+        return
     block_type = np.dtype(
         {
             "names": ["field"],
             "formats": [f"V{field.bytes}"],
             "offsets": [field.offset],
-            "itemsize": fmt.block_bytes,
+            "itemsize": block_bytes,
         }
     )
-    target = record[plane.offset : plane.offset + plane.bytes]
-    if field.bytes == fmt.block_bytes:
-        target[...] = blocks
-    else:
-        target.view(f"V{field.bytes}")[...] = blocks.view(block_type)["field"]
+    fields = blocks.view(block_type)["field"]
+    target.view(f"V{field.bytes}").reshape(fields.shape)[...] = fields
 
 
 def _mapped_bank(layer: LayerExperts) -> ExpertBank:
     gate, up, down = (_mapped_part(part) for part in layer.parts)
-    owners = tuple(data for part in layer.parts for data in part.experts)
+    owners = tuple(
+        data
+        for part in layer.parts
+        for data in (*part.experts, *part.scales, part.factors)
+        if data is not None
+    )
     return ExpertBank(gate, up, down, layer.activation, owners)
 
 
 def _mapped_part(part: ExpertTensor) -> ExpertPart:
     fmt = part.format
-    starts = np.array([data.ctypes.data for data in part.experts], dtype=np.uint64)
-    row_bytes = fmt.row_bytes(part.cols)
+    codes = _addresses(part.experts)
+    row_stride = _row_stride(part.experts, fmt.row_bytes(part.cols))
+    scales, scale_row_stride, scale_block_stride = codes, row_stride, fmt.block_bytes
+    if fmt.scale_block is not None:
+        scales, scale_block_stride = _addresses(part.scales), fmt.scales.bytes
+        scale_row_stride = _row_stride(part.scales, fmt.scale_plane(part.rows, part.cols)[1])
+    factors = None
+    if part.factors is not None:
+        steps = np.arange(len(part.factors), dtype=np.uint64) * np.uint64(part.factors.strides[0])
+        factors = np.uint64(part.factors.ctypes.data) + steps
     return ExpertPart(
         format=fmt,
         rows=part.rows,
         cols=part.cols,
-        codes=starts + np.uint64(fmt.codes.offset),
-        scales=starts + np.uint64(fmt.scales.offset),
-        code_row_stride_bytes=row_bytes,
+        codes=codes + np.uint64(fmt.codes.offset),
+        scales=scales + np.uint64(fmt.scales.offset),
+        code_row_stride_bytes=row_stride,
         code_block_stride_bytes=fmt.block_bytes,
-        scale_row_stride_bytes=row_bytes,
-        scale_block_stride_bytes=fmt.block_bytes,
+        scale_row_stride_bytes=scale_row_stride,
+        scale_block_stride_bytes=scale_block_stride,
+        factors=factors,
     )
+
+
+def _addresses(views: Sequence[Bytes]) -> npt.NDArray[np.uint64]:
+    return np.array([data.ctypes.data for data in views], dtype=np.uint64)
+
+
+def _row_stride(views: Sequence[Bytes], row_bytes: int) -> int:
+    """Bytes from row to row: of all experts the same, for their views are cut alike."""
+    return views[0].strides[0] if views[0].ndim == 2 else row_bytes
 
 
 def _check_numbering(layers: Sequence[LayerExperts]) -> None:

@@ -54,12 +54,6 @@ def hf_decoder(
     """A spec from config.json. `norm_eps`, `theta` and `head_dim` are the family's defaults where
     the config is silent (head_dim None: hidden / heads)."""
     config.require("hidden_act", ("silu", "swish"), "only the SiLU activation is supported")
-    if config.has("quantization_config"):
-        raise config.error(
-            "quantization_config",
-            expected="an unquantised checkpoint",
-            hint="use the original BF16 checkpoint, or a GGUF file in Q8_0, Q4_0 or Q4_1",
-        )
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     if config.has("head_dim") or head_dim is not None:
         head_dim = config.integer("head_dim", head_dim)
