@@ -1,6 +1,7 @@
 #include "bindings/context.h"
 
 #include <algorithm>
+#include <list>
 #include <utility>
 
 #include <nanobind/stl/optional.h>
@@ -133,20 +134,27 @@ void Context::close() {
   unlocked([&] { last.reset(); });
 }
 
-void Context::linear(const Matrix& w, Array x_array, std::optional<Array> bias_array, Array out_array) const {
+void Context::linear(nb::tuple matrices, Array x_array, nb::tuple biases, nb::tuple outs) const {
   const Floats2 x("x", x_array);
-  const View<float, 2> out("out", out_array);
-  x.expect({kAny, w.packed.cols});
-  out.expect({x.shape(0), w.packed.rows});
-  std::optional<Floats1> bias;
-  if (bias_array) {
-    bias.emplace("bias", *bias_array);
-    bias->expect({w.packed.rows});
+  if (biases.size() != matrices.size() || outs.size() != matrices.size()) {
+    throw nb::value_error("linear: found unequal numbers of matrices, biases and outputs, expected one of each");
+  }
+  std::vector<LinearPart> parts;
+  std::list<View<float, 2>> out_views;   // views stay where they are
+  std::list<Floats1> bias_views;
+  for (std::size_t i = 0; i < matrices.size(); ++i) {
+    const PackedMatrix& w = nb::cast<const Matrix&>(matrices[i]).packed;
+    x.expect({kAny, w.cols});
+    out_views.emplace_back("out", Array{outs[i].ptr()}).expect({x.shape(0), w.rows});
+    const float* bias = nullptr;
+    if (!biases[i].is_none()) {
+      bias_views.emplace_back("bias", Array{biases[i].ptr()}).expect({w.rows});
+      bias = bias_views.back().data();
+    }
+    parts.push_back({&w, bias, out_views.back().data()});
   }
   const auto pool = this->pool();
-  unlocked([&] {
-    ft::linear(*pool, *kernels_, w.packed, x.data(), bias ? bias->data() : nullptr, out.data(), x.shape(0));
-  });
+  unlocked([&] { ft::linear(*pool, *kernels_, parts, x.data(), x.shape(0)); });
 }
 
 void Context::embed(const Matrix& w, Array ids_array, Array out_array) const {
@@ -329,7 +337,10 @@ void bind_context(nb::module_& module) {
       .def_prop_ro("cpus", &Context::cpus, "The CPU of each thread; -1: not pinned.")
       .def_prop_ro("formats", &Context::formats, "Names of the weight formats that have kernels here.")
       .def("close", &Context::close, "Finish what was submitted and end the threads.")
-      .def("linear", &Context::linear, nb::arg("w"), nb::arg("x"), nb::arg("bias").none(), nb::arg("out"))
+      .def("linear", &Context::linear, nb::arg("matrices"), nb::arg("x"), nb::arg("biases"), nb::arg("outs"),
+           nb::sig("def linear(self, matrices: tuple[Matrix, ...], x: torch.Tensor | "
+                   "numpy.typing.NDArray[typing.Any], biases: tuple[typing.Any, ...], outs: tuple[typing.Any, ...]) "
+                   "-> None"))
       .def("embed", &Context::embed, nb::arg("w"), nb::arg("ids"), nb::arg("out"))
       .def("rms_norm", &Context::rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out"))
       .def("add_rms_norm", &Context::add_rms_norm, nb::arg("x"), nb::arg("residual"), nb::arg("weight"),

@@ -45,7 +45,7 @@ class Context {
   std::vector<std::string> formats() const;
   void close();
 
-  void linear(const Matrix& w, Array x, std::optional<Array> bias, Array out) const;
+  void linear(nb::tuple matrices, Array x, nb::tuple biases, nb::tuple outs) const;
   void embed(const Matrix& w, Array ids, Array out) const;
   void rms_norm(Array x, Array weight, float eps, Array out) const;
   void add_rms_norm(Array x, Array residual, Array weight, float eps, Array out) const;

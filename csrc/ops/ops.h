@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "core/pool.h"
@@ -31,9 +32,13 @@ struct ExpertBank {
   Activation activation;
 };
 
-// y[T, N] = x[T, H] w[N, H]^T (+ bias[N])
-void linear(ThreadPool&, const KernelSet&, const PackedMatrix& w, const float* x, const float* bias,
-            float* y, std::int64_t tokens);
+struct LinearPart {   // y[T, N] = x[T, H] w[N, H]^T (+ bias[N], or null)
+  const PackedMatrix* w;
+  const float* bias;
+  float* y;
+};
+// All parts with the same x[T, H], as one piece of work.
+void linear(ThreadPool&, const KernelSet&, std::span<const LinearPart> parts, const float* x, std::int64_t tokens);
 // y[T, H] = rows ids[T] of w, dequantised
 void embed(ThreadPool&, const KernelSet&, const PackedMatrix& w, const std::int64_t* ids, float* y,
            std::int64_t tokens);

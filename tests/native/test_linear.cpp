@@ -20,7 +20,8 @@ std::vector<float> linear(ft::ThreadPool& pool, const KernelSet& kernels, const 
                           const std::vector<float>& x, const float* bias) {
   const std::int64_t tokens = static_cast<std::int64_t>(x.size()) / w.matrix.cols;
   std::vector<float> y(static_cast<std::size_t>(tokens * w.matrix.rows), -1.0f);
-  ft::linear(pool, kernels, w.matrix, x.data(), bias, y.data(), tokens);
+  const ft::LinearPart part{&w.matrix, bias, y.data()};
+  ft::linear(pool, kernels, {&part, 1}, x.data(), tokens);
   return y;
 }
 

@@ -91,6 +91,7 @@ class Runner:
             kv_slots=torch.tensor(slots + padding),
             block_table=self._table,
             logit_rows=torch.arange(len(tokens)),
+            may_be_padded=padded_rows > 0,
         )
         return self.decoder.forward(batch, self._kv)
 

@@ -176,6 +176,14 @@ class ReferenceOps:
             out += bias.double()
         return out.float()
 
+    def linear_group(
+        self,
+        x: Tensor,
+        matrices: tuple[ReferenceMatrix, ...],
+        biases: tuple[Tensor | None, ...],
+    ) -> list[Tensor]:
+        return [self.linear(x, w, bias) for w, bias in zip(matrices, biases, strict=True)]
+
     def embed(self, ids: Tensor, w: ReferenceMatrix) -> Tensor:
         assert ids.dtype == torch.int64, ids.dtype
         return w.weight[ids].float()

@@ -125,6 +125,12 @@ class Ops(Protocol):
         """
         ...
 
+    def linear_group(
+        self, x: Tensor, matrices: tuple[Matrix, ...], biases: tuple[Tensor | None, ...]
+    ) -> list[Tensor]:
+        """`linear` of the same x with each matrix and its bias, as one piece of work."""
+        ...
+
     def embed(self, ids: Tensor, w: Matrix) -> Tensor:
         """Dequantised rows: ids int64 [T] -> float32 [T, cols]."""
         ...

@@ -136,8 +136,15 @@ class CpuOps:
 
     def linear(self, x: Tensor, w: Matrix, bias: Tensor | None = None) -> Tensor:
         out = torch.empty(x.shape[0], w.rows)
-        self._context.linear(_bound(w), x, bias, out)
+        self._context.linear((_bound(w),), x, (bias,), (out,))
         return out
+
+    def linear_group(
+        self, x: Tensor, matrices: tuple[Matrix, ...], biases: tuple[Tensor | None, ...]
+    ) -> list[Tensor]:
+        outs = [torch.empty(x.shape[0], w.rows) for w in matrices]
+        self._context.linear(_bound(matrices), x, biases, tuple(outs))
+        return outs
 
     def embed(self, ids: Tensor, w: Matrix) -> Tensor:
         out = torch.empty(ids.shape[0], w.cols)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from freetoken.kernels.base import Ops
-from freetoken.layers.linear import Linear
+from freetoken.layers.linear import Linear, LinearGroup
 
 if TYPE_CHECKING:
     from freetoken.models.batch import ForwardBatch
@@ -41,9 +41,7 @@ class PagedAttention:
     ) -> None:
         self._ops = ops
         self._spec = spec
-        self._query = query
-        self._key = key
-        self._value = value
+        self._qkv = LinearGroup(ops, query, key, value)
         self._output = output
         self._norm = norm
         self._interleaved = interleaved
@@ -59,9 +57,10 @@ class PagedAttention:
         """x [T, H] -> [T, H]. `rotation` is cos and sin [T, R/2]; `keys` and `values` are the
         layer's caches [pages, page_tokens, Hk, D], written at `batch.kv_slots`."""
         ops, spec = self._ops, self._spec
-        q = self._query(x).view(-1, spec.heads, spec.head_dim)
-        k = self._key(x).view(-1, spec.kv_heads, spec.head_dim)
-        v = self._value(x).view(-1, spec.kv_heads, spec.head_dim)
+        queries, new_keys, new_values = self._qkv(x)
+        q = queries.view(-1, spec.heads, spec.head_dim)
+        k = new_keys.view(-1, spec.kv_heads, spec.head_dim)
+        v = new_values.view(-1, spec.kv_heads, spec.head_dim)
         if self._norm is not None:
             q = ops.rms_norm(q, self._norm.query, self._norm.eps)
             k = ops.rms_norm(k, self._norm.key, self._norm.eps)

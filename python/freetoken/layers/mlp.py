@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from freetoken.kernels.base import Ops
-from freetoken.layers.linear import Linear
+from freetoken.layers.linear import Linear, LinearGroup
 from freetoken.moe.phase import Phase
 
 
@@ -14,10 +14,10 @@ class GatedMlp:
 
     def __init__(self, ops: Ops, *, gate: Linear, up: Linear, down: Linear) -> None:
         self._ops = ops
-        self._gate = gate
-        self._up = up
+        self._gate_up = LinearGroup(ops, gate, up)
         self._down = down
 
     def forward(self, x: Tensor, phase: Phase, padded: Tensor | None = None) -> Tensor:
         """Called as a MoE layer is; every step and row is computed alike."""
-        return self._down(self._ops.silu_mul(self._gate(x), self._up(x)))
+        gate, up = self._gate_up(x)
+        return self._down(self._ops.silu_mul(gate, up))

@@ -19,7 +19,8 @@ class ForwardBatch:
     token belongs to; kv_slots int64 [T], where its key and value go; block_table int32 [S, P], the
     pages of each sequence (unused entries 0); logit_rows int64 [R], the tokens whose logits are
     wanted. In a decode step a padded row has token id 0, kv slot in the reserved page 0, and
-    `sequence` -1: it is computed by nobody and its logits are not asked for.
+    `sequence` -1: it is computed by nobody and its logits are not asked for. `may_be_padded` says
+    whether there can be such rows (a batch that is replayed from a graph: always).
     """
 
     phase: Phase
@@ -29,3 +30,4 @@ class ForwardBatch:
     kv_slots: Tensor
     block_table: Tensor
     logit_rows: Tensor
+    may_be_padded: bool = False

@@ -14,7 +14,7 @@ from freetoken.layers.attention import PagedAttention
 from freetoken.layers.linear import Linear
 from freetoken.layers.mlp import GatedMlp
 from freetoken.layers.moe import OffloadMoELayer
-from freetoken.models.batch import ForwardBatch, Phase
+from freetoken.models.batch import ForwardBatch
 from freetoken.models.rotary import rotation
 from freetoken.models.spec import DecoderSpec
 
@@ -53,7 +53,7 @@ class Decoder:
     def forward(self, batch: ForwardBatch, kv: KVCache) -> Tensor:
         """Logits float32 [R, vocab] of the tokens `batch.logit_rows`. Writes `kv`."""
         ops, eps = self._ops, self.spec.norm_eps
-        padded = batch.sequence < 0 if batch.phase is Phase.DECODE else None
+        padded = batch.sequence < 0 if batch.may_be_padded else None
         rotations = rotation(self.spec.rotary, self._frequencies, batch.positions)
         residual = ops.embed(batch.token_ids, self._embedding)
         x = torch.zeros_like(residual)

@@ -9,6 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 
+_FEW_IDS = 64
+
+
 @dataclass(frozen=True)
 class ExpertCounts:
     """Experts asked for, in steps of one layer or of the whole model.
@@ -78,6 +81,8 @@ class ExpertCounter:
 
 def count_active(topk_ids: npt.NDArray[np.int32], experts: int) -> int:
     """Distinct experts among ids [T, K]; -1 is a padded row's and counts for nothing."""
+    if topk_ids.size <= _FEW_IDS:  # a decode step: a set of integers takes a microsecond
+        return len({*topk_ids.reshape(-1).tolist()} - {-1})
     asked = np.zeros(experts + 1, dtype=np.bool_)
     asked[topk_ids] = True  # -1 is the last entry, which nobody looks at
     return int(np.count_nonzero(asked[:experts]))
