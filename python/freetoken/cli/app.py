@@ -3,6 +3,7 @@ before a command runs, so that help and errors in the options come at once."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -100,6 +101,24 @@ def demo(
     engine = run.Engine(strategy, device, cache_slots, max_fetch, threads)
     with run.errors_explained():
         run.demo(run.Job(prompt, chat, sampling), engine, as_json=json)
+
+
+@app.command()
+def convert(
+    model: Annotated[str, typer.Option(help="A Hugging Face directory, a hub id, or a GGUF file.")],
+    out: Annotated[Path, typer.Option(help="The GGUF file to write; must not exist yet.")],
+    experts: Annotated[str, typer.Option(help="Format of the experts, e.g. MXFP4 or Q4_K.")],
+    dense: Annotated[
+        str | None, typer.Option(help="Format of all other matrices; kept if not given.")
+    ] = None,
+) -> None:
+    """Write a checkpoint as a GGUF file with its experts in a chosen format."""
+    from freetoken.cli import run
+
+    with run.errors_explained():
+        from freetoken.cli import convert as command
+
+        command.run(model, out, experts, dense)
 
 
 @models_app.command("list")

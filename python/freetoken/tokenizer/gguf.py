@@ -94,13 +94,20 @@ def load_gguf_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     kind = _scalar(checkpoint.path, checkpoint.metadata, "tokenizer.ggml.model", str)
     if kind is None or kind == "none":
         return _absent(checkpoint)
+    return tokenizer_of_metadata(checkpoint.path, checkpoint.metadata)
+
+
+def tokenizer_of_metadata(path: Path, metadata: Mapping[str, Any]) -> TextTokenizer:
+    """The tokenizer that GGUF keys describe; errors name `path`. For a vocabulary that is not in a
+    file yet, too. Raises CheckpointError as `load_gguf_tokenizer` does."""
+    kind = _scalar(path, metadata, "tokenizer.ggml.model", str)
     if kind == "gpt2":
-        return _byte_level(_read_table(checkpoint))
+        return _byte_level(_read_table(path, metadata))
     if kind == "llama":
-        return _score_merge(_read_table(checkpoint))
+        return _score_merge(_read_table(path, metadata))
     raise CheckpointError(
         "tokenizer.ggml.model names a kind of tokenizer that is not known",
-        file=checkpoint.path,
+        file=path,
         found=repr(kind),
         expected="gpt2 (byte-level BPE), llama (SentencePiece BPE) or none",
         hint="use a checkpoint of a supported family, or its Hugging Face directory",
@@ -144,8 +151,7 @@ def _numbers(
         ) from error
 
 
-def _read_table(checkpoint: Checkpoint) -> _Table:
-    path, metadata = checkpoint.path, checkpoint.metadata
+def _read_table(path: Path, metadata: Mapping[str, Any]) -> _Table:
     tokens = [str(token) for token in _array(path, metadata, "tokens")]
     types = [TokenType.NORMAL] * len(tokens)
     if "tokenizer.ggml.token_type" in metadata:

@@ -110,7 +110,7 @@ def _fit_scale(x: Float32) -> Float32:
     """For each [..., n]: the scale with x near code * scale, codes -32..31. Its sign is such that
     the largest magnitude gets the code that has no opposite."""
     extreme = np.take_along_axis(x, np.abs(x).argmax(axis=-1)[..., None], axis=-1)
-    best_scale = extreme[..., 0] / np.float32(-32)
+    best_scale: Float32 = extreme[..., 0] / np.float32(-32)
     best_error = np.full(best_scale.shape, np.inf, np.float32)
     for stretch in _STRETCHES:
         codes = np.clip(np.rint(_ratio(x * (stretch - 32), extreme)), -32, 31)
@@ -125,4 +125,5 @@ def _fit_scale(x: Float32) -> Float32:
 def _ratio(a: Float32, b: Float32) -> Float32:
     """a / b, and 0 where b is 0."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return np.where(b == 0, np.float32(0), a / b)
+        ratio: Float32 = np.where(b == 0, np.float32(0), a / b)
+        return ratio

@@ -7,8 +7,7 @@ import numpy as np
 from freetoken.formats.base import Bytes, Float32
 from freetoken.formats.scales import E4M3
 
-_LARGEST_CODE = np.float32(6)
-_LARGEST_SCALE = np.float32(448)
+_LARGEST = 6.0 * 448.0  # the largest code times the largest scale
 _MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 _BETWEEN = (_MAGNITUDES[1:] + _MAGNITUDES[:-1]) / 2
 _SCALES = E4M3[:0x7F].astype(np.float32)  # ascending: the signless ones, without NaN
@@ -18,8 +17,9 @@ _SCALES_BETWEEN = (_SCALES[1:] + _SCALES[:-1]) / 2
 def tensor_factor(numbers: Float32) -> np.float32:
     """What the numbers are divided by, so that the largest takes the largest scale and code: the
     scales of usual weights would otherwise be among the few that lie near zero."""
-    widest = np.float32(np.abs(numbers).max(initial=0))
-    return widest / (_LARGEST_CODE * _LARGEST_SCALE) if widest > 0 else np.float32(1)
+    widest = float(np.abs(numbers).max(initial=0))
+    factor: np.float32 = np.float32(widest / _LARGEST if widest > 0 else 1.0)
+    return factor
 
 
 def quantize_nvfp4(numbers: Float32) -> Bytes:
@@ -42,10 +42,11 @@ def quantize_nvfp4(numbers: Float32) -> Bytes:
 
 def _rounded(x: Float32, wanted: Float32) -> tuple[Bytes, Bytes, Float32]:
     """Scales as e4m3 [n, 4], codes [n, 4, 16] and the squared error [n, 4]."""
-    stored = np.searchsorted(_SCALES_BETWEEN, wanted).astype(np.uint8)
+    stored: Bytes = np.searchsorted(_SCALES_BETWEEN, wanted).astype(np.uint8)
     scale = _SCALES[stored][..., None]
     with np.errstate(divide="ignore", invalid="ignore"):
         magnitude = np.where(scale == 0, np.float32(0), np.abs(x) / scale)
-    codes = np.searchsorted(_BETWEEN, magnitude).astype(np.uint8)
-    error = np.square(_MAGNITUDES[codes] * scale - np.abs(x)).sum(axis=-1)
-    return stored, codes | (np.signbit(x).astype(np.uint8) << 3), error
+    codes: Bytes = np.searchsorted(_BETWEEN, magnitude).astype(np.uint8)
+    codes |= np.signbit(x).astype(np.uint8) << np.uint8(3)
+    error: Float32 = np.square(_MAGNITUDES[codes & 7] * scale - np.abs(x)).sum(axis=-1)
+    return stored, codes, error

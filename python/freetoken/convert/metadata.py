@@ -1,0 +1,117 @@
+"""The key-value pairs of the new file."""
+
+from __future__ import annotations
+
+import gguf
+
+from freetoken.checkpoints.base import Checkpoint
+from freetoken.convert.rope import write_rope
+from freetoken.convert.vocabulary import write_vocabulary
+from freetoken.errors import CheckpointError
+from freetoken.formats import WeightFormat
+from freetoken.models import read_spec
+from freetoken.models.spec import DecoderSpec, DenseMlpSpec, MoeSpec
+
+_ARCHITECTURES = {
+    "llama": "llama",
+    "mixtral": "llama",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+}
+_FILE_TYPES = {
+    "F32": gguf.LlamaFileType.ALL_F32,
+    "F16": gguf.LlamaFileType.MOSTLY_F16,
+    "BF16": gguf.LlamaFileType.MOSTLY_BF16,
+    "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+    "Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
+    "Q4_1": gguf.LlamaFileType.MOSTLY_Q4_1,
+    "Q4_K": gguf.LlamaFileType.MOSTLY_Q4_K_M,
+    "Q5_K": gguf.LlamaFileType.MOSTLY_Q5_K_M,
+    "Q6_K": gguf.LlamaFileType.MOSTLY_Q6_K,
+    "MXFP4": gguf.LlamaFileType.MOSTLY_MXFP4_MOE,
+    "NVFP4": gguf.LlamaFileType.MOSTLY_NVFP4,
+}
+# What describes the old file alone.
+_NOT_COPIED = ("general.file_type", "general.quantization_version", "general.alignment")
+
+
+def write_metadata(
+    checkpoint: Checkpoint, writer: gguf.GGUFWriter, expert_format: WeightFormat
+) -> None:
+    """Architecture, geometry and tokenizer: copied from a GGUF file, or told in GGUF's keys.
+
+    Raises CheckpointError for what GGUF cannot express.
+    """
+    if checkpoint.kind == "gguf":
+        _copy(checkpoint, writer)
+    else:
+        _describe(checkpoint, writer)
+        write_vocabulary(checkpoint, writer)
+    writer.add_file_type(_FILE_TYPES[expert_format.name])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+
+
+def _copy(checkpoint: Checkpoint, writer: gguf.GGUFWriter) -> None:
+    for key, field in gguf.GGUFReader(checkpoint.path).fields.items():
+        if key in _NOT_COPIED or key.startswith(("GGUF.", "split.")):
+            continue
+        kind = field.types[0]
+        if kind is gguf.GGUFValueType.ARRAY:
+            writer.add_key_value(key, field.contents(), kind, sub_type=field.types[-1])
+        else:
+            writer.add_key_value(key, field.contents(), kind)
+
+
+def _describe(checkpoint: Checkpoint, writer: gguf.GGUFWriter) -> None:
+    spec = read_spec(checkpoint)
+    if spec.family not in _ARCHITECTURES:
+        raise CheckpointError(
+            "this architecture cannot be written as GGUF yet",
+            file=checkpoint.path,
+            found=spec.family,
+            expected=f"one of {', '.join(_ARCHITECTURES)}",
+            hint="use the checkpoint as it is, or a GGUF file of it as the source",
+        )
+    writer.arch = _ARCHITECTURES[spec.family]
+    writer.add_string(gguf.Keys.General.ARCHITECTURE, writer.arch)
+    writer.add_name(checkpoint.path.resolve().name)
+    writer.add_block_count(spec.layers)
+    writer.add_context_length(spec.context_tokens)
+    writer.add_embedding_length(spec.hidden)
+    writer.add_vocab_size(spec.vocab)
+    writer.add_layer_norm_rms_eps(spec.norm_eps)
+    attention = spec.attention
+    writer.add_head_count(attention.heads)
+    writer.add_head_count_kv(attention.kv_heads)
+    writer.add_key_length(attention.head_dim)
+    writer.add_value_length(attention.head_dim)
+    if attention.window is not None:
+        writer.add_sliding_window(attention.window)
+    write_rope(checkpoint, writer)
+    _describe_mlps(checkpoint, spec, writer)
+
+
+def _describe_mlps(checkpoint: Checkpoint, spec: DecoderSpec, writer: gguf.GGUFWriter) -> None:
+    first = spec.mlps[0]
+    if any(mlp != first for mlp in spec.mlps):
+        raise CheckpointError(
+            "layers with and without experts cannot be mixed in a GGUF file of this architecture",
+            file=checkpoint.path / "config.json",
+            found=f"{sum(isinstance(mlp, MoeSpec) for mlp in spec.mlps)} MoE layers of "
+            f"{spec.layers}",
+            expected="the same kind of layer throughout",
+            hint="use the checkpoint as it is",
+        )
+    if isinstance(first, DenseMlpSpec):
+        writer.add_feed_forward_length(first.intermediate)
+        return
+    writer.add_expert_count(first.experts)
+    writer.add_expert_used_count(first.top_k)
+    # Mixtral's one size is that of its experts; Qwen3-MoE's file also tells that of dense layers.
+    writer.add_feed_forward_length(
+        int(checkpoint.metadata.get("intermediate_size") or first.intermediate)
+    )
+    if spec.family != "mixtral":
+        writer.add_expert_feed_forward_length(first.intermediate)
+        if not first.renormalize:
+            writer.add_expert_weights_norm(False)

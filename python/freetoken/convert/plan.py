@@ -1,0 +1,279 @@
+"""Which tensors the GGUF file has, and where their numbers come from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from freetoken.checkpoints.base import Checkpoint, TensorEntry
+from freetoken.convert.quantizers import QUANTIZABLE, quantize, tensor_factor
+from freetoken.convert.rope import rope_factors
+from freetoken.errors import CheckpointError
+from freetoken.formats import BF16, F32, WeightFormat
+from freetoken.formats.base import Bytes, Float32
+from freetoken.models.families import family_of
+from freetoken.models.loader import check_tensors
+from freetoken.models.names import GGUF_NAMES, ExpertSizes, StackedExperts, TensorNames, bias_of
+from freetoken.models.spec import DecoderSpec, MoeSpec
+from freetoken.moe.store import ExpertTensor
+
+Order = slice | npt.NDArray[np.intp]
+
+_CHUNK_NUMBERS = 1 << 24  # 64 MiB of float32
+_INTERLEAVING = ("llama", "mixtral")  # families whose GGUF files pair neighbouring q and k rows
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PlannedTensor:
+    """A tensor of the new file. `chunks` makes its bytes, in order, a bounded piece at a time."""
+
+    name: str
+    shape: Shape
+    format: WeightFormat
+    chunks: Callable[[], Iterator[Bytes]]
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape[:-1]) * self.format.row_bytes(self.shape[-1])
+
+
+def plan_tensors(
+    checkpoint: Checkpoint,
+    spec: DecoderSpec,
+    experts: WeightFormat,
+    dense: WeightFormat | None,
+) -> list[PlannedTensor]:
+    """All tensors in the order of the file. Raises CheckpointError for a matrix whose rows are no
+    whole blocks of the format asked for."""
+    names = family_of(checkpoint).names(checkpoint)
+    check_tensors(checkpoint, spec, names)
+    planner = _Planner(checkpoint, spec, names, experts, dense)
+    return list(planner.tensors())
+
+
+class _Planner:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        spec: DecoderSpec,
+        names: TensorNames,
+        experts: WeightFormat,
+        dense: WeightFormat | None,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._spec = spec
+        self._names = names
+        self._experts_format = experts
+        self._dense_format = dense
+
+    def tensors(self) -> Iterator[PlannedTensor]:
+        expert_names = set(self._expert_names())
+        if self._checkpoint.kind == "gguf":
+            for name in self._checkpoint.names():
+                if name not in expert_names:
+                    yield self._dense(name, self._checkpoint.tensor(name))
+        else:
+            yield from self._renamed()
+        for layer, mlp in enumerate(self._spec.mlps):
+            if isinstance(mlp, MoeSpec):
+                yield from self._layer_experts(layer, mlp)
+
+    def _expert_names(self) -> Iterator[str]:
+        for layer, mlp in enumerate(self._spec.mlps):
+            if isinstance(mlp, MoeSpec):
+                sizes = self._sizes(mlp)
+                layout = self._names.expert_layout(self._checkpoint, layer, sizes)
+                yield from (name for name, _ in layout.shapes(layer, sizes))
+
+    def _sizes(self, moe: MoeSpec) -> ExpertSizes:
+        return ExpertSizes(moe.experts, self._spec.hidden, moe.intermediate)
+
+    def _renamed(self) -> Iterator[PlannedTensor]:
+        """Every tensor of a Hugging Face checkpoint that has a GGUF name, with its bias."""
+        for field in fields(TensorNames):
+            source, target = vars(self._names)[field.name], vars(GGUF_NAMES)[field.name]
+            if not isinstance(source, str) or not source:
+                continue
+            if field.name == "lm_head" and self._spec.tied_embeddings:
+                continue
+            layers = self._spec.layers if "{layer}" in source else 1
+            for layer in range(layers):
+                pair = source.format(layer=layer), target.format(layer=layer)
+                for old, new in (pair, tuple(map(bias_of, pair))):
+                    if old in self._checkpoint:
+                        yield self._dense(
+                            new, self._checkpoint.tensor(old), self._heads(field.name)
+                        )
+        factors = rope_factors(self._checkpoint)
+        if factors is not None:
+            yield PlannedTensor("rope_freqs.weight", factors.shape, F32, _whole(factors))
+
+    def _heads(self, role: str) -> int:
+        """How many heads' rows are to be interleaved; 0: leave the rows in order."""
+        if self._spec.family not in _INTERLEAVING:
+            return 0
+        attention = self._spec.attention
+        return {"query": attention.heads, "key": attention.kv_heads}.get(role, 0)
+
+    def _dense(self, name: str, entry: TensorEntry, heads: int = 0) -> PlannedTensor:
+        target = self._dense_target(name, entry)
+        self._check_blocks(entry.file, entry.name, entry.shape[-1], target)
+
+        def chunks() -> Iterator[Bytes]:
+            for rows in _row_order(entry.shape, heads):
+                yield _converted(entry, rows, target)
+
+        return PlannedTensor(name, entry.shape, target, chunks)
+
+    def _dense_target(self, name: str, entry: TensorEntry) -> WeightFormat:
+        if len(entry.shape) < 2 or name.endswith((".bias", "ffn_gate_inp.weight")):
+            return F32
+        if self._dense_format is not None:
+            return self._dense_format
+        kept = entry.format.name in QUANTIZABLE and entry.factors is None
+        return entry.format if kept else BF16
+
+    def _layer_experts(self, layer: int, moe: MoeSpec) -> Iterator[PlannedTensor]:
+        sizes = self._sizes(moe)
+        layout = self._names.expert_layout(self._checkpoint, layer, sizes)
+        stacked = GGUF_NAMES.experts[0]
+        assert isinstance(stacked, StackedExperts)
+        for part in layout.parts(self._checkpoint, layer, sizes):
+            name = {"gate": stacked.gate, "up": stacked.up, "down": stacked.down}[part.name]
+            yield from self._expert_part(name.format(layer=layer), part)
+
+    def _expert_part(self, name: str, part: ExpertTensor) -> Iterator[PlannedTensor]:
+        target = self._experts_format
+        self._check_blocks(self._checkpoint.path, name, part.cols, target)
+        shape = (len(part.experts), part.rows, part.cols)
+        if target.name == "NVFP4":
+            yield from _with_factors(name, shape, part, target)
+            return
+
+        def chunks() -> Iterator[Bytes]:
+            for expert in range(len(part.experts)):
+                if part.format == target:
+                    yield part.experts[expert]
+                else:
+                    yield _quantized(_expert_numbers(part, expert), target, name)
+
+        yield PlannedTensor(name, shape, target, chunks)
+
+    def _check_blocks(self, file: Path, tensor: str, cols: int, target: WeightFormat) -> None:
+        if cols % target.block_elements == 0:
+            return
+        raise CheckpointError(
+            f"the rows of this tensor cannot be written as {target.name}",
+            file=file,
+            tensor=tensor,
+            found=f"rows of {cols} numbers",
+            expected=f"a multiple of {target.block_elements}",
+            hint="choose a format with smaller blocks, such as Q8_0, Q4_0 or MXFP4 (32), or BF16",
+        )
+
+
+def _with_factors(
+    name: str, shape: Shape, part: ExpertTensor, target: WeightFormat
+) -> Iterator[PlannedTensor]:
+    """NVFP4, with a factor for each expert in a tensor of its own. The factors are found in a
+    first pass over the experts, for they stand in the file before or after, not among, them."""
+    if part.format == target:
+        factors = np.ones(shape[:1], np.float32) if part.factors is None else part.factors
+        yield PlannedTensor(name, shape, target, lambda: iter(part.experts))
+        yield PlannedTensor(_factor_name(name), factors.shape, F32, _whole(factors))
+        return
+
+    def chunks() -> Iterator[Bytes]:
+        for expert in range(shape[0]):
+            numbers = _expert_numbers(part, expert)
+            numbers /= tensor_factor(numbers)
+            yield _quantized(numbers, target, name)
+
+    def factor_chunks() -> Iterator[Bytes]:
+        found = [tensor_factor(_expert_numbers(part, e)) for e in range(shape[0])]
+        yield np.array(found, np.float32).view(np.uint8)
+
+    yield PlannedTensor(name, shape, target, chunks)
+    yield PlannedTensor(_factor_name(name), shape[:1], F32, factor_chunks)
+
+
+def _factor_name(weight: str) -> str:
+    return weight.removesuffix("weight") + "scale"
+
+
+def _expert_numbers(part: ExpertTensor, expert: int) -> Float32:
+    """Float32 [rows, cols]."""
+    factor = 1.0 if part.factors is None else float(part.factors[expert])
+    codes = part.experts[expert].reshape(part.rows, -1)
+    if part.format.scale_block is None:
+        numbers = part.format.dequantize(codes)
+        numbers *= np.float32(factor)
+        return numbers
+    plane = part.format.scale_plane(part.rows, part.cols)
+    return part.format.dequantize_planes(codes, part.scales[expert].reshape(plane), factor)
+
+
+def _row_order(shape: Shape, heads: int) -> Iterator[Order]:
+    """Rows in the order of the new file, in pieces of bounded size. With heads, each head's rows go
+    from (first half, second half) to pairs of one from either."""
+    rows = math.prod(shape[:-1]) if len(shape) > 1 else shape[0]
+    cols = shape[-1] if len(shape) > 1 else 1
+    step = max(1, _CHUNK_NUMBERS // cols)
+    if not heads:
+        yield from (slice(at, min(at + step, rows)) for at in range(0, rows, step))
+        return
+    order = np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
+    yield from (order[at : at + step] for at in range(0, rows, step))
+
+
+def _converted(
+    entry: TensorEntry,
+    rows: Order,
+    target: WeightFormat,
+) -> Bytes:
+    if len(entry.shape) == 1:
+        return _quantized(entry.dequantize()[rows], target, entry.name)
+    fmt = entry.format
+    packed = entry.data.reshape(-1, fmt.row_bytes(entry.shape[-1]))
+    if fmt == target and entry.factors is None:
+        return packed[rows]
+    if entry.scales is None and entry.factors is None:
+        return _quantized(fmt.dequantize(packed[rows]), target, entry.name)
+    return _quantized(_planar_rows(entry, rows), target, entry.name)
+
+
+def _planar_rows(entry: TensorEntry, rows: Order) -> Float32:
+    """Rows of a matrix with scales or a factor beside it. It is decoded whole."""
+    numbers: Float32 = entry.dequantize().reshape(-1, entry.shape[-1])[rows]
+    return numbers
+
+
+def _quantized(numbers: Float32, target: WeightFormat, name: str) -> Bytes:
+    packed = quantize(numbers, target.name)
+    if not np.isfinite(numbers).all() or not _fits(numbers, target):
+        raise CheckpointError(
+            f"this tensor cannot be written as {target.name}",
+            tensor=name,
+            found=f"numbers from {numbers.min()} to {numbers.max()}",
+            expected="finite numbers" + (" below 65504" if target.name != "BF16" else ""),
+            hint="the checkpoint is damaged; or choose BF16, which reaches further",
+        )
+    return packed
+
+
+def _fits(numbers: Float32, target: WeightFormat) -> bool:
+    """Whether the scales of the format, often binary16, reach as far as the numbers."""
+    if target.name in ("F32", "BF16", "MXFP4", "NVFP4"):
+        return True
+    return bool(np.abs(numbers).max(initial=0) < 65504)
+
+
+def _whole(values: Float32) -> Callable[[], Iterator[Bytes]]:
+    return lambda: iter([np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)])
