@@ -256,6 +256,7 @@ void quantized_dequantize_row(const PackedMatrix& w, std::int64_t row, float* y)
   for (std::int64_t b = 0; b < w.cols / W::kColumns; ++b) {
     W::dequantize(codes + b * step.codes, scales + b * step.scales, y + b * W::kColumns);
   }
+  for (std::int64_t c = 0; c < w.cols; ++c) y[c] *= w.factor;
 }
 
 template <class W>
