@@ -104,8 +104,8 @@ void Pending::wait() {
   unlocked([&] { pool_->wait(*ticket_); });
 }
 
-Context::Context(std::optional<int> threads, const std::optional<std::string>& isa)
-    : kernels_(&select_kernels(isa ? isa->c_str() : nullptr)) {
+Context::Context(std::optional<int> threads, const std::optional<std::string>& isa, Precision activations)
+    : kernels_(&select_kernels(isa ? isa->c_str() : nullptr, activations)) {
   if (threads && (*threads < 1 || *threads > kMaxThreads)) {
     throw nb::value_error(("threads: found " + std::to_string(*threads) + ", expected 1 to " +
                            std::to_string(kMaxThreads)).c_str());
@@ -325,11 +325,15 @@ void bind_context(nb::module_& module) {
       .def("wait", &Pending::wait, "Block until the output is written. May be called again.")
       .def_prop_ro("done", &Pending::done);
 
+  nb::enum_<Precision>(module, "Precision", "How quantised weights read activations.")
+      .value("Int8", Precision::Int8, "Rounded to int8 in blocks of 32; products are exact integers.")
+      .value("Exact", Precision::Exact, "As float32, times dequantised weights.");
+
   nb::class_<Context>(module, "Context",
                       "A worker pool and the kernels of one instruction set. The operators write into "
                       "arrays that the caller gives; freetoken.kernels.base says what each computes.")
-      .def(nb::init<std::optional<int>, const std::optional<std::string>&>(), nb::arg("threads") = nb::none(),
-           nb::arg("isa") = nb::none(),
+      .def(nb::init<std::optional<int>, const std::optional<std::string>&, Precision>(),
+           nb::arg("threads") = nb::none(), nb::arg("isa") = nb::none(), nb::arg("activations") = Precision::Int8,
            "threads: default one per physical core within the affinity mask and the cgroup's quota. "
            "isa: default the best of detected_isas().")
       .def_prop_ro("isa", &Context::isa)

@@ -11,6 +11,7 @@
 
 #include "bindings/arrays.h"
 #include "bindings/weights.h"
+#include "ops/kernel_set.h"
 #include "core/pool.h"
 #include "ops/ops.h"
 
@@ -37,7 +38,7 @@ class Pending {
 
 class Context {
  public:
-  Context(std::optional<int> threads, const std::optional<std::string>& isa);
+  Context(std::optional<int> threads, const std::optional<std::string>& isa, Precision activations);
 
   const char* isa() const;
   const std::vector<int>& cpus() const { return cpus_; }

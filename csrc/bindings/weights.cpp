@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <nanobind/stl/optional.h>
+
 namespace ft::py {
 namespace {
 
@@ -27,11 +29,29 @@ std::vector<std::uint64_t> addresses(const char* name, Array array, bool used) {
 
 ExpertPart make_part(Format format, std::int64_t rows, std::int64_t cols, Array codes, Array scales,
                      std::int64_t code_row_stride_bytes, std::int64_t code_block_stride_bytes,
-                     std::int64_t scale_row_stride_bytes, std::int64_t scale_block_stride_bytes) {
+                     std::int64_t scale_row_stride_bytes, std::int64_t scale_block_stride_bytes,
+                     std::optional<Array> factors) {
   check_columns(format, rows, cols);
-  ExpertPart part{format, rows, cols, addresses("codes", codes, true),
-                  addresses("scales", scales, format_info(format).scales_bytes > 0), code_row_stride_bytes, code_block_stride_bytes, scale_row_stride_bytes,
-                  scale_block_stride_bytes};
+  ExpertPart part{
+      .format = format,
+      .rows = rows,
+      .cols = cols,
+      .codes = addresses("codes", codes, true),
+      .scales = addresses("scales", scales, format_info(format).scales_bytes > 0),
+      .code_row_stride = code_row_stride_bytes,
+      .code_block_stride = code_block_stride_bytes,
+      .scale_row_stride = scale_row_stride_bytes,
+      .scale_block_stride = scale_block_stride_bytes,
+  };
+  if (factors) {
+    part.factors = addresses("factors", *factors, true);
+    if (part.factors.size() != part.codes.size()) {
+      throw nb::value_error(("factors: found " + number(static_cast<std::int64_t>(part.factors.size())) +
+                             " addresses, expected one for each of " +
+                             number(static_cast<std::int64_t>(part.codes.size())) + " experts")
+                                .c_str());
+    }
+  }
   if (part.codes.empty() || part.codes.size() != part.scales.size()) {
     throw nb::value_error(("codes, scales: found " + number(static_cast<std::int64_t>(part.codes.size())) +
                            " and " + number(static_cast<std::int64_t>(part.scales.size())) +
@@ -53,13 +73,31 @@ void expect_part(const char* name, const ExpertPart& part, std::int64_t rows, st
 
 }  // namespace
 
-Matrix::Matrix(Format format, Array data, std::int64_t rows, std::int64_t cols)
+Matrix::Matrix(Format format, Array data, std::int64_t rows, std::int64_t cols, std::optional<Array> scales,
+               float factor)
     : owner(nb::borrow(data.object)) {
   check_columns(format, rows, cols);
   const View<const std::uint8_t, 1> bytes("data", data);
   const FormatInfo& info = format_info(format);
-  bytes.expect({rows * (cols / info.block_elements) * info.block_bytes});
-  packed = interleaved(format, bytes.data(), rows, cols);
+  const std::int64_t blocks = rows * (cols / info.block_elements);
+  const bool apart = info.scale_rows > 0;
+  if (scales.has_value() != apart) {
+    throw nb::value_error((std::string("scales: found ") + (apart ? "none" : "some") + ", expected " +
+                           (apart ? "an array: " : "none: ") + info.name + " has its scales " +
+                           (apart ? "apart" : "in its blocks"))
+                              .c_str());
+  }
+  if (apart) {
+    const View<const std::uint8_t, 1> scale_bytes("scales", *scales);
+    scales_owner = nb::borrow(scales->object);
+    bytes.expect({blocks * info.codes_bytes});
+    packed = planes(format, bytes.data(), scale_bytes.data(), rows, cols);
+    scale_bytes.expect({(rows + info.scale_rows - 1) / info.scale_rows * packed.scale_row_stride});
+  } else {
+    bytes.expect({blocks * info.block_bytes});
+    packed = interleaved(format, bytes.data(), rows, cols);
+  }
+  packed.factor = factor;
 }
 
 Bank::Bank(const ExpertPart& gate, const ExpertPart& up, const ExpertPart& down, Activation activation,
@@ -78,8 +116,11 @@ void bind_weights(nb::module_& module) {
       .value("SiLU", Activation::SiLU);
 
   nb::class_<Matrix>(module, "Matrix", "A weight matrix [rows, cols] over packed bytes, kept alive.")
-      .def(nb::init<Format, Array, std::int64_t, std::int64_t>(), nb::arg("format"), nb::arg("data"),
-           nb::arg("rows"), nb::arg("cols"), "data: uint8 [n], exactly the bytes of the rows.")
+      .def(nb::init<Format, Array, std::int64_t, std::int64_t, std::optional<Array>, float>(),
+           nb::arg("format"), nb::arg("data"), nb::arg("rows"), nb::arg("cols"),
+           nb::arg("scales") = nb::none(), nb::arg("factor") = 1.0f,
+           "data: uint8 [n], exactly the bytes of the rows. scales: uint8 [n] of a format whose scales lie "
+           "apart. factor multiplies the whole matrix.")
       .def_prop_ro("rows", [](const Matrix& m) { return m.packed.rows; })
       .def_prop_ro("cols", [](const Matrix& m) { return m.packed.cols; })
       .def_prop_ro("format", [](const Matrix& m) { return m.packed.format; });
@@ -88,8 +129,10 @@ void bind_weights(nb::module_& module) {
       .def(nb::new_(&make_part), nb::arg("format"), nb::arg("rows"), nb::arg("cols"), nb::arg("codes"),
            nb::arg("scales"), nb::arg("code_row_stride_bytes"), nb::arg("code_block_stride_bytes"),
            nb::arg("scale_row_stride_bytes"), nb::arg("scale_block_stride_bytes"),
-           "codes, scales: uint64 [E], where each expert's codes and scales begin. The caller "
-           "vouches for the memory behind them.")
+           nb::arg("factors") = nb::none(),
+           "codes, scales: uint64 [E], where each expert's codes and scales begin. factors: uint64 [E], "
+           "where each expert's float32 factor lies; None: all are one. The caller vouches for the memory "
+           "behind them.")
       .def_ro("rows", &ExpertPart::rows)
       .def_ro("cols", &ExpertPart::cols);
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include <nanobind/nanobind.h>
@@ -13,10 +14,11 @@
 namespace ft::py {
 
 struct Matrix {
-  Matrix(Format format, Array data, std::int64_t rows, std::int64_t cols);
+  Matrix(Format format, Array data, std::int64_t rows, std::int64_t cols, std::optional<Array> scales, float factor);
 
   PackedMatrix packed;
   nb::object owner;
+  nb::object scales_owner;
 };
 
 struct Bank {

@@ -19,11 +19,11 @@ constexpr FormatInfo kFormats[kFormatCount] = {
     {"Q5_K", 256, 176, 16, 160, 0, 16},
     {"Q6_K", 256, 210, 0, 192, 192, 18},
     {"MXFP4", 32, 17, 1, 16, 0, 1},
-    {"MXFP4_PAIRS", 32, 17, 0, 16, 16, 1},
+    {"MXFP4_PAIRS", 32, 17, 0, 16, 16, 1, 1, 32},
     {"NVFP4", 64, 36, 4, 32, 0, 4},
-    {"NVFP4_PAIRS", 16, 9, 0, 8, 8, 1},
-    {"DS_FP4", 32, 17, 0, 16, 16, 1},
-    {"FP8_128", 1, 1, 0, 1, 0, 4},
+    {"NVFP4_PAIRS", 16, 9, 0, 8, 8, 1, 1, 16},
+    {"DS_FP4", 32, 17, 0, 16, 16, 1, 1, 32},
+    {"FP8_128", 1, 1, 0, 1, 0, 4, 128, 128},
 };
 
 }  // namespace
@@ -53,7 +53,7 @@ PackedMatrix planes(Format format, const std::uint8_t* codes, const std::uint8_t
                     std::int64_t cols) {
   const FormatInfo& info = format_info(format);
   const std::int64_t blocks = cols / info.block_elements;
-  const std::int64_t row_scales = format == Format::FP8_128 ? (cols + 127) / 128 : blocks;
+  const std::int64_t row_scales = info.scale_cols > 0 ? (cols + info.scale_cols - 1) / info.scale_cols : blocks;
   return {
       .format = format,
       .rows = rows,

@@ -24,6 +24,9 @@ struct FormatInfo {
   int codes_bytes;
   int scales_offset;
   int scales_bytes;   // 0: plain floats
+  // Of formats whose scales lie apart: the rows and columns that share one. 0: they lie in the block.
+  int scale_rows = 0;
+  int scale_cols = 0;
 };
 
 const FormatInfo& format_info(Format format);

@@ -30,6 +30,24 @@ class Format(enum.Enum):
 
     Q4_1 = 5
 
+    Q4_K = 6
+
+    Q5_K = 7
+
+    Q6_K = 8
+
+    MXFP4 = 9
+
+    MXFP4_PAIRS = 10
+
+    NVFP4 = 11
+
+    NVFP4_PAIRS = 12
+
+    DS_FP4 = 13
+
+    FP8_128 = 14
+
 class Activation(enum.Enum):
     """What stands between gate and up of an expert."""
 
@@ -38,8 +56,10 @@ class Activation(enum.Enum):
 class Matrix:
     """A weight matrix [rows, cols] over packed bytes, kept alive."""
 
-    def __init__(self, format: Format, data: torch.Tensor | numpy.typing.NDArray[Any], rows: int, cols: int) -> None:
-        """data: uint8 [n], exactly the bytes of the rows."""
+    def __init__(self, format: Format, data: torch.Tensor | numpy.typing.NDArray[Any], rows: int, cols: int, scales: torch.Tensor | numpy.typing.NDArray[Any] | None = None, factor: float = 1.0) -> None:
+        """
+        data: uint8 [n], exactly the bytes of the rows. scales: uint8 [n] of a format whose scales lie apart. factor multiplies the whole matrix.
+        """
 
     @property
     def rows(self) -> int: ...
@@ -53,9 +73,9 @@ class Matrix:
 class ExpertPart:
     """Gate, up or down of every expert, as addresses."""
 
-    def __init__(self, format: Format, rows: int, cols: int, codes: torch.Tensor | numpy.typing.NDArray[Any], scales: torch.Tensor | numpy.typing.NDArray[Any], code_row_stride_bytes: int, code_block_stride_bytes: int, scale_row_stride_bytes: int, scale_block_stride_bytes: int) -> None:
+    def __init__(self, format: Format, rows: int, cols: int, codes: torch.Tensor | numpy.typing.NDArray[Any], scales: torch.Tensor | numpy.typing.NDArray[Any], code_row_stride_bytes: int, code_block_stride_bytes: int, scale_row_stride_bytes: int, scale_block_stride_bytes: int, factors: torch.Tensor | numpy.typing.NDArray[Any] | None = None) -> None:
         """
-        codes, scales: uint64 [E], where each expert's codes and scales begin. The caller vouches for the memory behind them.
+        codes, scales: uint64 [E], where each expert's codes and scales begin. factors: uint64 [E], where each expert's float32 factor lies; None: all are one. The caller vouches for the memory behind them.
         """
 
     @property
@@ -85,12 +105,21 @@ class Pending:
     @property
     def done(self) -> bool: ...
 
+class Precision(enum.Enum):
+    """How quantised weights read activations."""
+
+    Int8 = 0
+    """Rounded to int8 in blocks of 32; products are exact integers."""
+
+    Exact = 1
+    """As float32, times dequantised weights."""
+
 class Context:
     """
     A worker pool and the kernels of one instruction set. The operators write into arrays that the caller gives; freetoken.kernels.base says what each computes.
     """
 
-    def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
+    def __init__(self, threads: int | None = None, isa: str | None = None, activations: Precision = Precision.Int8) -> None:
         """
         threads: default one per physical core within the affinity mask and the cgroup's quota. isa: default the best of detected_isas().
         """
@@ -112,7 +141,7 @@ class Context:
     def close(self) -> None:
         """Finish what was submitted and end the threads."""
 
-    def linear(self, w: Matrix, x: torch.Tensor | numpy.typing.NDArray[Any], bias: torch.Tensor | numpy.typing.NDArray[Any] | None, out: torch.Tensor | numpy.typing.NDArray[Any]) -> None: ...
+    def linear(self, matrices: tuple[Matrix, ...], x: torch.Tensor | numpy.typing.NDArray[Any], biases: tuple[Any, ...], outs: tuple[Any, ...]) -> None: ...
 
     def embed(self, w: Matrix, ids: torch.Tensor | numpy.typing.NDArray[Any], out: torch.Tensor | numpy.typing.NDArray[Any]) -> None: ...
 

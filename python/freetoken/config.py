@@ -15,6 +15,7 @@ from freetoken.errors import CapacityError, ConfigError
 
 StrategyName = Literal["fused", "offload", "cpu", "hybrid"]
 DeviceName = Literal["auto", "cpu", "cuda"]
+CpuActivations = Literal["int8", "exact"]
 
 # Shares of the memory that is left once the weights are in: for keys and values, the rest is for
 # activations, the page cache and other programs.
@@ -35,6 +36,7 @@ class EngineConfig:
     cache_slots: int | None = None
     max_fetch: int | None = None
     threads: int | None = None
+    cpu_activations: str = "int8"
 
     def __post_init__(self) -> None:
         _require_choice("strategy", self.strategy, ("auto", *get_args(StrategyName)))
@@ -42,6 +44,7 @@ class EngineConfig:
         _require_at_least("cache_slots", self.cache_slots, 1)
         _require_at_least("max_fetch", self.max_fetch, 0)
         _require_at_least("threads", self.threads, 1)
+        _require_choice("cpu_activations", self.cpu_activations, get_args(CpuActivations))
 
 
 @dataclass(frozen=True)

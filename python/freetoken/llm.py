@@ -35,7 +35,8 @@ class LLM:
     model: a Hugging Face directory, a hub id, or a GGUF file. strategy: "auto", "fused", "offload",
     "cpu" or "hybrid". device: "auto", "cpu" or "cuda". cache_slots: experts per layer that the
     cache holds (offload, hybrid). max_fetch: experts fetched per layer and step at most (hybrid);
-    None: no limit. threads: CPU threads; None: one per physical core.
+    None: no limit. threads: CPU threads; None: one per physical core. cpu_activations: what
+    quantised weights are multiplied with on the CPU, "int8" blocks of 32 or "exact" float32.
 
     For use by one thread at a time. Raises ConfigError for options that cannot be used,
     CheckpointError for a checkpoint that cannot, CapacityError if it does not fit.
@@ -49,9 +50,10 @@ class LLM:
         cache_slots: int | None = None,
         max_fetch: int | None = None,
         threads: int | None = None,
+        cpu_activations: str = "int8",
     ) -> None:
         started = time.perf_counter()
-        config = EngineConfig(strategy, device, cache_slots, max_fetch, threads)
+        config = EngineConfig(strategy, device, cache_slots, max_fetch, threads, cpu_activations)
         self._model = load_model(model, config)
         self._closed = False
         self._load_s = time.perf_counter() - started

@@ -44,6 +44,39 @@ def part(rows: int, cols: int, seed: int) -> tuple[_native.ExpertPart, npt.NDArr
     return native, weights
 
 
+def test_scales_of_a_matrix_are_checked() -> None:
+    mxfp4, q8_0 = _native.Format.MXFP4_PAIRS, _native.Format.Q8_0
+    codes, scales = np.zeros(4 * 32, np.uint8), np.zeros(4 * 2, np.uint8)
+    assert _native.Matrix(mxfp4, codes, 4, 64, scales, 2.0).rows == 4
+    with pytest.raises(ValueError, match=r"scales: found none.*MXFP4_PAIRS has its scales apart"):
+        _native.Matrix(mxfp4, codes, 4, 64)
+    with pytest.raises(ValueError, match=r"scales: found some.*Q8_0 has its scales in its blocks"):
+        _native.Matrix(q8_0, np.zeros(34, np.uint8), 1, 32, scales)
+    with pytest.raises(ValueError, match=r"scales: .*8"):
+        _native.Matrix(mxfp4, codes, 4, 64, scales[:7])
+    fp8 = _native.Format.FP8_128
+    assert _native.Matrix(fp8, np.zeros(576 * 130, np.uint8), 576, 130, np.zeros(40, np.uint8))
+    with pytest.raises(ValueError, match=r"scales: .*40"):
+        _native.Matrix(fp8, np.zeros(576 * 130, np.uint8), 576, 130, np.zeros(32, np.uint8))
+
+
+def test_factors_of_experts_are_checked() -> None:
+    weights = np.zeros((E, INNER, H), np.float32)
+    codes = np.array([expert.ctypes.data for expert in weights], np.uint64)
+    unused = np.zeros(E, np.uint64)
+
+    def with_factors(factors: npt.NDArray[np.uint64]) -> _native.ExpertPart:
+        return _native.ExpertPart(
+            _native.Format.F32, INNER, H, codes, unused, 4 * H, 4, 0, 0, factors
+        )
+
+    assert with_factors(codes).rows == INNER
+    with pytest.raises(ValueError, match=r"factors: found 2 addresses, expected one for each of 3"):
+        with_factors(codes[:2])
+    with pytest.raises(ValueError, match=r"factors: found a null address"):
+        with_factors(unused)
+
+
 def bank() -> _native.ExpertBank:
     gate, gate_data = part(INNER, H, 1)
     up, up_data = part(INNER, H, 2)
@@ -109,15 +142,15 @@ Call = Callable[[_native.Context], None]
     ("call", "problem"),
     [
         (
-            lambda c: c.linear(matrix(5, H), zeros(2, 32), None, zeros(2, 5)),
+            lambda c: c.linear((matrix(5, H),), zeros(2, 32), (None,), (zeros(2, 5),)),
             r"x: found shape \[2, 32\], expected \[any, 64\]",
         ),
         (
-            lambda c: c.linear(matrix(5, H), zeros(2, H), None, zeros(2, 4)),
+            lambda c: c.linear((matrix(5, H),), zeros(2, H), (None,), (zeros(2, 4),)),
             r"out: found shape \[2, 4\], expected \[2, 5\]",
         ),
         (
-            lambda c: c.linear(matrix(5, H), zeros(2, H), zeros(4), zeros(2, 5)),
+            lambda c: c.linear((matrix(5, H),), zeros(2, H), (zeros(4),), (zeros(2, 5),)),
             r"bias: found shape \[4\], expected \[5\]",
         ),
         (

@@ -34,11 +34,76 @@ def model_of(family: str, seed: int = 0, **overrides: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("expert_type", [Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.F16, Q.BF16, Q.F32])
+def widths(cols: int) -> dict[str, dict[str, Any]]:
+    """Sizes for formats with blocks of `cols`."""
+    return {
+        "mixtral": {"hidden_size": cols, "intermediate_size": cols, "num_local_experts": 3},
+        "qwen3_moe": {"hidden_size": cols, "moe_intermediate_size": cols, "num_experts": 4},
+    }
+
+
+@pytest.mark.parametrize("expert_type", [Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.F16, Q.BF16, Q.F32, Q.MXFP4])
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_experts_of_every_format(family: str, expert_type: Q, tmp_path: Path) -> None:
     tiny = write_gguf(model_of(family), tmp_path / "m.gguf", expert_type=expert_type)
     logits = Runner(tiny.path, make_ops("reference")).prefill(TOKENS)
+    assert relative_error(logits, reference_logits(tiny.reference, TOKENS)) < TOLERANCE
+
+
+@pytest.mark.parametrize("ops", ["reference", "cpu-exact"])
+@pytest.mark.parametrize(
+    ("family", "expert_type", "cols"),
+    [
+        ("mixtral", Q.Q4_K, 256),
+        ("qwen3_moe", Q.Q5_K, 256),
+        ("mixtral", Q.Q6_K, 256),
+        ("qwen3_moe", Q.NVFP4, 64),
+        ("mixtral", Q.MXFP4, 96),
+        ("qwen3_moe", Q.Q4_0, 96),
+    ],
+)
+def test_wide_blocks(family: str, expert_type: Q, cols: int, ops: str, tmp_path: Path) -> None:
+    model = model_of(family, num_hidden_layers=1, **widths(cols)[family])
+    tiny = write_gguf(model, tmp_path / "m.gguf", expert_type=expert_type)
+    runner = Runner(tiny.path, make_ops(ops))
+    logits = torch.cat([runner.prefill(TOKENS[:4]), runner.decode(TOKENS[4:])])
+    assert relative_error(logits, reference_logits(tiny.reference, TOKENS)) < TOLERANCE
+
+
+# As in Q4_K_M files: more bits for some layers' down and values, the head and the embedding.
+MIXED = {
+    "layers.0.mlp.experts.down_proj": Q.Q6_K,
+    "layers.1.mlp.experts.down_proj": Q.Q5_K,
+    "layers.1.mlp.experts.gate_up_proj": Q.MXFP4,
+    "layers.0.self_attn.v_proj": Q.Q6_K,
+    "self_attn.o_proj": Q.Q5_K,
+    "lm_head": Q.Q6_K,
+}
+
+
+@pytest.mark.parametrize(
+    ("ops", "strategy", "embedding_type"),
+    [
+        ("reference", "cpu", Q.Q4_K),
+        ("reference", "hybrid", Q.Q6_K),
+        ("cpu-exact", "cpu", Q.Q6_K),
+        ("cpu-exact", "offload", Q.Q4_K),
+    ],
+)
+def test_types_mixed_per_layer_and_part(
+    ops: str, strategy: str, embedding_type: Q, tmp_path: Path
+) -> None:
+    model = model_of("qwen3_moe", num_attention_heads=8, head_dim=32, **widths(256)["qwen3_moe"])
+    tiny = write_gguf(
+        model,
+        tmp_path / "m.gguf",
+        expert_type=Q.Q4_K,
+        dense_type=Q.Q4_K,
+        embedding_type=embedding_type,
+        types=MIXED,
+    )
+    runner = Runner(tiny.path, make_ops(ops), strategy=strategy)
+    logits = torch.cat([runner.prefill(TOKENS[:4]), runner.decode(TOKENS[4:])])
     assert relative_error(logits, reference_logits(tiny.reference, TOKENS)) < TOLERANCE
 
 
@@ -119,10 +184,25 @@ def test_rope_scaling_keys(kind: str, tmp_path: Path) -> None:
 def test_int8_activations_stay_within_the_derived_bound(
     family: str, expert_type: Q, ops: str, tmp_path: Path
 ) -> None:
+    check_int8_bound(family, expert_type, ops, 32, tmp_path)
+
+
+@pytest.mark.parametrize("ops", ["reference-int8", "cpu"])
+@pytest.mark.parametrize(
+    ("expert_type", "cols"),
+    [(Q.Q4_K, 256), (Q.Q5_K, 256), (Q.Q6_K, 256), (Q.MXFP4, 64), (Q.NVFP4, 64)],
+)
+def test_int8_activations_with_wide_blocks(
+    expert_type: Q, cols: int, ops: str, tmp_path: Path
+) -> None:
+    check_int8_bound("qwen3_moe", expert_type, ops, cols, tmp_path)
+
+
+def check_int8_bound(family: str, expert_type: Q, ops: str, cols: int, tmp_path: Path) -> None:
     size = "moe_intermediate_size" if family == "qwen3_moe" else "intermediate_size"
-    model = model_of(family, seed=5, num_hidden_layers=1, hidden_size=32, **{size: 32})
+    model = model_of(family, seed=5, num_hidden_layers=1, hidden_size=cols, **{size: cols})
     with torch.no_grad():  # experts that move the residual without drowning it
-        model.model.layers[0].mlp.experts.down_proj.mul_(0.3)
+        model.model.layers[0].mlp.experts.down_proj.mul_(0.3 * 32 / cols)
     tiny = write_gguf(model, tmp_path / "m.gguf", expert_type=expert_type)
     expected = reference_logits(tiny.reference, TOKENS).double()
     bound = logit_bound(tiny.reference, TOKENS)
@@ -130,7 +210,7 @@ def test_int8_activations_stay_within_the_derived_bound(
     logits = torch.cat([runner.prefill(TOKENS[:4]), runner.decode(TOKENS[4:])])
     error = (logits.double() - expected).abs()
     assert bool((error <= bound).all())
-    assert float(error.max()) > 1e-3  # the activations were really rounded
+    assert float(error.max()) > 1e-3 * 32 / cols  # the activations were really rounded
     wrong = tiny.reference
     with torch.no_grad():
         experts = wrong.model.layers[0].mlp.experts

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from freetoken.errors import CapacityError, CheckpointError
+from freetoken.formats import DS_FP4, FP8_128, MXFP4_PAIRS, NVFP4_PAIRS, PlanarFormat
 from freetoken.kernels.base import ExpertBank
 from freetoken.moe.store import (
     ALIGNMENT_BYTES,
@@ -63,6 +64,87 @@ def test_all_banks_read_the_checkpoints_weights(
                 assert bank.activation == "silu"
                 for found, wanted in zip(weights_of(bank, expert), expected, strict=True):
                     assert torch.equal(found, wanted)
+
+
+def planar_part(
+    name: str, fmt: PlanarFormat, rows: int, cols: int, experts: int, *, every: int = 1
+) -> ExpertTensor:
+    """Random codes and scales in stacks of which each `every`th row belongs to the part."""
+    rng = np.random.default_rng([rows, cols, every])
+    scale_rows, scale_bytes = fmt.scale_plane(every * rows, cols)
+    codes = rng.integers(0, 127, (experts, every * rows, fmt.row_bytes(cols)), dtype=np.uint8)
+    scales = rng.integers(100, 127, (experts, scale_rows, scale_bytes), dtype=np.uint8)
+    if fmt is FP8_128:
+        numbers = rng.uniform(0.5, 2, (experts, scale_rows, scale_bytes // 4))
+        scales = numbers.astype(np.float32).view(np.uint8)
+    factors = rng.uniform(0.5, 2, experts).astype(np.float32) if fmt is NVFP4_PAIRS else None
+    return ExpertTensor(
+        name,
+        fmt,
+        rows,
+        cols,
+        tuple(stack[every - 1 :: every] for stack in codes),
+        tuple(stack[every - 1 :: every] if every > 1 else stack for stack in scales),
+        factors,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fmt", "hidden", "intermediate", "every"),
+    [
+        (MXFP4_PAIRS, 64, 96, 1),
+        (MXFP4_PAIRS, 64, 96, 2),
+        (NVFP4_PAIRS, 48, 80, 1),
+        (NVFP4_PAIRS, 48, 80, 2),
+        (DS_FP4, 32, 64, 1),
+        (FP8_128, 576, 130, 1),
+    ],
+    ids=lambda value: str(value.name if isinstance(value, PlanarFormat) else value),
+)
+def test_scales_apart_rows_between_others_and_factors(
+    fmt: PlanarFormat, hidden: int, intermediate: int, every: int
+) -> None:
+    """gpt-oss keeps gate and up row by row: the mapped store reads each second row in place."""
+    layer = LayerExperts(
+        0,
+        planar_part("gate", fmt, intermediate, hidden, 3, every=every),
+        planar_part("up", fmt, intermediate, hidden, 3, every=every),
+        planar_part("down", fmt, hidden, intermediate, 3),
+        "silu",
+    )
+    mapped, packed = MappedExpertStore([layer]), PackedExpertStore([layer], HostMemory())
+    pool = SlotPool(HostMemory(), [layer], 2)
+    assert int(mapped.bank(0).gate.codes[1]) == layer.gate.experts[1].ctypes.data
+    for expert in range(3):
+        expected = []
+        for part in layer.parts:
+            factor = 1.0 if part.factors is None else part.factors[expert]
+            planes = part.experts[expert], part.scales[expert]
+            expected.append(torch.from_numpy(fmt.dequantize_planes(*planes, factor)).double())
+        pool.fill(0, 1, packed.records(0)[expert])
+        for bank, index in ((mapped.bank(0), expert), (packed.bank(0), expert), (pool.bank(0), 1)):
+            for found, wanted in zip(weights_of(bank, index), expected, strict=True):
+                assert torch.equal(found, wanted)
+    assert layer.gate.nbytes == sum(d.nbytes for d in (*layer.gate.experts, *layer.gate.scales))
+    if fmt is NVFP4_PAIRS:  # a bank of slots made before a fetch sees the factor fetched
+        gate = pool.bank(0).gate
+        pool.fill(0, 0, packed.records(0)[0])
+        first = read_expert(gate, 0)
+        pool.fill(0, 0, packed.records(0)[1])
+        assert not torch.equal(first, read_expert(gate, 0))
+        assert torch.equal(read_expert(gate, 0), weights_of(mapped.bank(0), 1)[0])
+
+
+def test_parts_without_their_scales_are_refused() -> None:
+    part = planar_part("up", MXFP4_PAIRS, 4, 32, 2)
+    with pytest.raises(CheckpointError, match=r"(?s)up .*scales of 0 experts.*2 and 2 for MXFP4"):
+        replace(part, scales=())
+    with pytest.raises(CheckpointError, match=r"(?s)up scales of expert 0.*3 bytes.*4 cont"):
+        replace(part, scales=tuple(scales[:3] for scales in part.scales))
+    with pytest.raises(CheckpointError, match="factors of 1"):
+        replace(part, factors=np.ones(1, np.float32))
+    with pytest.raises(CheckpointError, match="wrong size"):
+        replace(part, experts=tuple(codes[:, ::2] for codes in part.experts))
 
 
 def test_records_and_planes_are_aligned() -> None:

@@ -19,6 +19,7 @@ from freetoken.formats.base import WeightFormat
 from freetoken.kernels.base import ExpertBank, ExpertPart
 
 INT8_BLOCK = 32
+FP8_BLOCK = 128
 
 
 def int8_rounded(x: Tensor) -> Tensor:
@@ -27,6 +28,29 @@ def int8_rounded(x: Tensor) -> Tensor:
     d = blocks.abs().amax(dim=-1, keepdim=True) / 127.0
     q = torch.where(d == 0, 0.0, blocks / d).round().clamp(-127, 127)
     return (q.double() * d.double()).reshape(x.shape)
+
+
+def fp8_rounded(x: Tensor) -> Tensor:
+    """What is left of x [T, H] after DeepSeek's FP8 round trip: e4m3 with a power of two as scale
+    for each 128 columns, the smallest that keeps them within 448."""
+    out = torch.empty_like(x)
+    for start in range(0, x.shape[-1], FP8_BLOCK):
+        block = x[:, start : start + FP8_BLOCK]
+        largest = block.abs().amax(dim=-1, keepdim=True).clamp(min=1e-4)
+        quotient = (largest * np.float32(1 / 448)).double()
+        scale = torch.exp2(torch.ceil(torch.log2(quotient))).float()
+        rounded = (block / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float()
+        out[:, start : start + FP8_BLOCK] = rounded * scale
+    return out
+
+
+def multiplied(x: Tensor, fmt: WeightFormat, int8: bool) -> Tensor:
+    """What weights of a format are multiplied with in place of x [T, H]: float64 [T, H]."""
+    if fmt.name == "DS_FP4":
+        x = fp8_rounded(x)
+    if int8 and fmt.block_elements > 1:
+        return int8_rounded(x)
+    return x.double()
 
 
 def silu(x: Tensor) -> Tensor:
@@ -143,9 +167,7 @@ class ReferenceExpertKernel:
         return down @ self._activations(bank.down, inner)
 
     def _activations(self, part: ExpertPart, x: Tensor) -> Tensor:
-        if self._int8 and part.format.block_elements > 1:
-            return int8_rounded(x[None])[0]
-        return x.double()
+        return multiplied(x[None], part.format, self._int8)[0]
 
 
 class ReferenceOps:
@@ -167,8 +189,7 @@ class ReferenceOps:
 
     def linear(self, x: Tensor, w: ReferenceMatrix, bias: Tensor | None = None) -> Tensor:
         assert x.dtype == torch.float32 and x.shape[1] == w.cols, (x.dtype, x.shape, w.cols)
-        rounds = self._int8 and w.format.block_elements > 1
-        inputs = int8_rounded(x) if rounds else x.double()
+        inputs = multiplied(x, w.format, self._int8)
         out = torch.empty(x.shape[0], w.rows, dtype=torch.float64)
         for t in range(x.shape[0]):
             out[t] = torch.mv(w.weight, inputs[t].clone())

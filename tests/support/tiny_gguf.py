@@ -59,9 +59,11 @@ def write_gguf(
     rope_freqs: Array | None = None,
     tokenizer: bool = False,
     extra_keys: dict[str, tuple[Any, gguf.GGUFValueType]] | None = None,
+    types: dict[str, Q] | None = None,
 ) -> TinyGguf:
-    """Write `model` to `path`. Rows of quantised tensors must be multiples of 32.
+    """Write `model` to `path`. Rows of quantised tensors must be whole blocks.
 
+    `types` gives tensors whose transformers name contains its key another type (first match).
     `per_expert` writes one tensor per expert (`blk.N.ffn_gate.E.weight`), as files of early 2024
     do. `rope_freqs` is written as rope_freqs.weight. `extra_keys` without prefix get the
     architecture's.
@@ -80,7 +82,9 @@ def write_gguf(
         for name, parameter in state.items():
             if name == "lm_head.weight" and config.tie_word_embeddings:
                 continue
-            type_ = _type_of(name, parameter, expert_type, dense_type, embedding_type)
+            special = [kind for key, kind in (types or {}).items() if key in name]
+            usual = _type_of(name, parameter, expert_type, dense_type, embedding_type)
+            type_ = special[0] if special else usual
             stored = quantize(parameter.numpy(), type_)
             parameter.copy_(torch.from_numpy(dequantize(stored, type_).reshape(parameter.shape)))
             for gguf_name, data in _renamed(name, stored, config, arch, per_expert):
@@ -99,7 +103,35 @@ def quantize(values: Array, type_: Q) -> npt.NDArray[Any]:
         return values.astype(np.float32)
     if type_ == Q.F16:
         return values.astype(np.float16)
+    if type_ in _RANDOM:
+        return random_blocks(values.shape, type_, float(values.std()))
     return gguf.quants.quantize(np.ascontiguousarray(values, dtype=np.float32), type_)
+
+
+# Types that gguf.quants cannot write: where d (and dmin) lie in a block, as binary16, and what
+# they are for numbers of about one, the other bytes being random.
+_RANDOM: dict[Q, tuple[int, tuple[float, ...]]] = {
+    Q.Q4_K: (0, (0.003, 0.023)),
+    Q.Q5_K: (0, (0.0015, 0.023)),
+    Q.Q6_K: (208, (0.00075,)),
+    Q.NVFP4: (0, ()),
+}
+
+
+def random_blocks(shape: tuple[int, ...], type_: Q, size: float) -> npt.NDArray[np.uint8]:
+    """Random blocks whose numbers are about `size`: uint8 [..., row bytes]."""
+    elements, block_bytes = gguf.constants.GGML_QUANT_SIZES[type_]
+    generator = np.random.default_rng([shape[-1], shape[0], type_])
+    count = (*shape[:-1], shape[-1] // elements)
+    blocks = generator.integers(0, 256, (*count, block_bytes), dtype=np.uint8)
+    start, scales = _RANDOM[type_]
+    for i, scale in enumerate(scales):
+        values = (size * scale * generator.uniform(0.5, 1.5, count)).astype("<f2")
+        blocks[..., start + 2 * i : start + 2 * i + 2] = values[..., None].view(np.uint8)
+    if type_ == Q.NVFP4:  # e4m3: the exponent of about a third of the size, any mantissa
+        exponent = 7 + round(np.log2(size / 3))
+        blocks[..., :4] = 8 * exponent + generator.integers(0, 8, (*count, 4))
+    return blocks.reshape(*shape[:-1], -1)
 
 
 def dequantize(stored: npt.NDArray[Any], type_: Q) -> Array:

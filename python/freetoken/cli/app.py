@@ -52,6 +52,7 @@ def generate(
     cache_slots: options.CacheSlots = None,
     max_fetch: options.MaxFetch = None,
     threads: options.Threads = None,
+    cpu_activations: options.CpuActivations = "int8",
     ignore_eos: options.IgnoreEos = False,
     json: options.Json = False,
 ) -> None:
@@ -61,7 +62,7 @@ def generate(
     sampling = run.Sampling(
         max_tokens, temperature, top_p, top_k, min_p, repetition_penalty, seed, stop, ignore_eos
     )
-    engine = run.Engine(strategy, device, cache_slots, max_fetch, threads)
+    engine = run.Engine(strategy, device, cache_slots, max_fetch, threads, cpu_activations)
     with run.errors_explained():
         run.generate(model, run.Job(prompt, chat, sampling), engine, as_json=json)
 
@@ -85,6 +86,7 @@ def demo(
     cache_slots: options.CacheSlots = None,
     max_fetch: options.MaxFetch = None,
     threads: options.Threads = None,
+    cpu_activations: options.CpuActivations = "int8",
     ignore_eos: options.IgnoreEos = False,
     json: options.Json = False,
 ) -> None:
@@ -98,7 +100,7 @@ def demo(
     sampling = run.Sampling(
         max_tokens, temperature, top_p, top_k, min_p, repetition_penalty, seed, stop, ignore_eos
     )
-    engine = run.Engine(strategy, device, cache_slots, max_fetch, threads)
+    engine = run.Engine(strategy, device, cache_slots, max_fetch, threads, cpu_activations)
     with run.errors_explained():
         run.demo(run.Job(prompt, chat, sampling), engine, as_json=json)
 

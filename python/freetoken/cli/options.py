@@ -8,6 +8,7 @@ import typer
 
 StrategyName = Literal["auto", "fused", "offload", "cpu", "hybrid"]
 DeviceName = Literal["auto", "cpu", "cuda"]
+CpuActivationsName = Literal["int8", "exact"]
 
 _SAMPLING = "Sampling"
 _ENGINE = "Engine"
@@ -95,6 +96,14 @@ Threads = Annotated[
         help="CPU threads; one per physical core if not given.",
         rich_help_panel=_ENGINE,
         metavar="N",
+    ),
+]
+CpuActivations = Annotated[
+    CpuActivationsName,
+    typer.Option(
+        help="What quantised weights are multiplied with on the CPU: int8 is fast, exact is not "
+        "rounded.",
+        rich_help_panel=_ENGINE,
     ),
 ]
 Json = Annotated[

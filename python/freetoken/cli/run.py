@@ -62,6 +62,7 @@ class Engine:
     cache_slots: int | None = None
     max_fetch: int | None = None
     threads: int | None = None
+    cpu_activations: str = "int8"
 
     def load(self, model: str) -> LLM:
         from freetoken import LLM
@@ -75,6 +76,7 @@ class Engine:
                 cache_slots=self.cache_slots,
                 max_fetch=self.max_fetch,
                 threads=self.threads,
+                cpu_activations=self.cpu_activations,
             )
         for warning in caught:
             notes.print(f"note: {warning.message}", style="yellow", markup=False, soft_wrap=True)

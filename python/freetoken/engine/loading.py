@@ -121,7 +121,7 @@ def load_model(model: str | Path, config: EngineConfig) -> LoadedModel:
         resources.callback(checkpoint.close)
         spec = read_spec(checkpoint)
         tokenizer = load_tokenizer(checkpoint)
-        platform = select_platform(config.device, config.threads)
+        platform = select_platform(config.device, config.threads, config.cpu_activations)
         resources.callback(platform.close)
         ops = platform.ops
         make_moe = _MoeLoader(

@@ -23,17 +23,8 @@ from freetoken.kernels.base import ExpertBank, ExpertPart, Matrix, PendingExpert
 ACTIVATIONS = {"silu": _native.Activation.SiLU}
 
 
-def native_format(weight_format: WeightFormat) -> _native.Format:
-    """The native name of a format. Raises CheckpointError for one without kernels."""
-    try:
-        return _native.Format[weight_format.name]
-    except KeyError:
-        raise CheckpointError(
-            "no CPU kernel for this weight format",
-            found=weight_format.name,
-            expected=f"one of {', '.join(f.name for f in _native.Format)}",
-            hint="use a checkpoint in one of these formats",
-        ) from None
+# How quantised weights read activations (--cpu-activations).
+PRECISIONS = {"int8": _native.Precision.Int8, "exact": _native.Precision.Exact}
 
 
 class CpuPending:
@@ -74,12 +65,19 @@ class CpuOps:
     """freetoken.kernels.base.Ops on a worker pool of its own.
 
     `threads`: default one per physical core that this process may use. `isa`: an instruction set
-    of `_native.detected_isas()`, default the best. Raises ConfigError for either.
+    of `_native.detected_isas()`, default the best. `activations`: what quantised weights are
+    multiplied with, "int8" blocks or "exact" float32. Raises ConfigError for any of them.
     """
 
-    def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
+    def __init__(
+        self, threads: int | None = None, isa: str | None = None, activations: str = "int8"
+    ) -> None:
+        if activations not in PRECISIONS:
+            raise ConfigError(
+                f"cpu_activations: found {activations!r}, expected one of {', '.join(PRECISIONS)}"
+            )
         try:
-            self._context = _native.Context(threads, isa)
+            self._context = _native.Context(threads, isa, PRECISIONS[activations])
         except ValueError as error:
             raise ConfigError(f"cannot start the CPU kernels: {error}") from error
 
@@ -115,7 +113,10 @@ class CpuOps:
                 hint="the checkpoint does not fit its architecture; fetch it again",
             )
         rows, cols = entry.shape
-        return _native.Matrix(native_format(entry.format), entry.data, rows, cols)
+        factor = 1.0 if entry.factors is None else float(entry.factors)
+        return _native.Matrix(
+            self._native_format(entry.format), entry.data, rows, cols, entry.scales, factor
+        )
 
     def expert_kernel(self, bank: ExpertBank) -> CpuExpertKernel:
         if bank.activation not in ACTIVATIONS:
@@ -126,9 +127,9 @@ class CpuOps:
                 hint="use a model with one of these activations",
             )
         native = _native.ExpertBank(
-            _native_part(bank.gate),
-            _native_part(bank.up),
-            _native_part(bank.down),
+            self._native_part(bank.gate),
+            self._native_part(bank.up),
+            self._native_part(bank.down),
             ACTIVATIONS[bank.activation],
             bank.owners,
         )
@@ -203,8 +204,33 @@ class CpuOps:
         self._context.route_topk(logits, renormalize, weights, ids)
         return weights, ids
 
+    def _native_part(self, part: ExpertPart) -> _native.ExpertPart:
+        return _native.ExpertPart(
+            self._native_format(part.format),
+            part.rows,
+            part.cols,
+            _addresses(part.codes),
+            _addresses(part.scales),
+            part.code_row_stride_bytes,
+            part.code_block_stride_bytes,
+            part.scale_row_stride_bytes,
+            part.scale_block_stride_bytes,
+            None if part.factors is None else _addresses(part.factors),
+        )
 
-def _bound(w: Matrix) -> Any:
+    def _native_format(self, weight_format: WeightFormat) -> _native.Format:
+        """The native name of a format. Raises CheckpointError for one without kernels."""
+        if weight_format.name not in self.formats:
+            raise CheckpointError(
+                "no CPU kernel for this weight format",
+                found=weight_format.name,
+                expected=f"one of {', '.join(self.formats)}",
+                hint="use a checkpoint in one of these formats",
+            )
+        return _native.Format[weight_format.name]
+
+
+def _bound(w: Matrix | tuple[Matrix, ...]) -> Any:
     """`Ops` takes any platform's Matrix; the native call refuses one that is not its own."""
     return w
 
@@ -213,20 +239,6 @@ def _rows(x: Tensor, cols: int) -> Tensor:
     if not x.is_contiguous():
         raise TypeError("x: found strided memory, expected contiguous memory (call .contiguous())")
     return x.view(-1, cols)
-
-
-def _native_part(part: ExpertPart) -> _native.ExpertPart:
-    return _native.ExpertPart(
-        native_format(part.format),
-        part.rows,
-        part.cols,
-        _addresses(part.codes),
-        _addresses(part.scales),
-        part.code_row_stride_bytes,
-        part.code_block_stride_bytes,
-        part.scale_row_stride_bytes,
-        part.scale_block_stride_bytes,
-    )
 
 
 def _addresses(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -9,10 +9,12 @@ from freetoken.platforms.cpu import CpuPlatform
 __all__ = ["CpuPlatform", "Platform", "select_platform"]
 
 
-def select_platform(device: str, threads: int | None = None) -> Platform:
+def select_platform(
+    device: str, threads: int | None = None, cpu_activations: str = "int8"
+) -> Platform:
     """The platform for --device. Raises ConfigError for one that this version cannot use."""
     if device in ("auto", "cpu"):
-        return CpuPlatform(threads)
+        return CpuPlatform(threads, cpu_activations)
     if device == "cuda":
         raise ConfigError(
             "device 'cuda': this version has no GPU kernels yet; use --device cpu (or auto)"

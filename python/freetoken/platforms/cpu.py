@@ -12,10 +12,11 @@ ALIGNMENT_BYTES = 256
 
 
 class CpuPlatform:
-    """freetoken.platforms.base.Platform. `threads`: default one per physical core."""
+    """freetoken.platforms.base.Platform. `threads`: default one per physical core.
+    `cpu_activations`: "int8" or "exact"."""
 
-    def __init__(self, threads: int | None = None) -> None:
-        self._ops = CpuOps(threads)
+    def __init__(self, threads: int | None = None, cpu_activations: str = "int8") -> None:
+        self._ops = CpuOps(threads, activations=cpu_activations)
 
     @property
     def device(self) -> str:
