@@ -1,31 +1,36 @@
 #include <algorithm>
 #include <span>
+#include <vector>
 
-#include "ops/int8_rows.h"
 #include "ops/kernel_set.h"
 #include "ops/ops.h"
+#include "ops/prepared_rows.h"
 
 namespace ft {
 namespace {
 
 // Small products stay on the caller: 2^17 multiplications take about as long as waking a parked lane.
 constexpr std::int64_t kSerialProducts = std::int64_t{1} << 17;
-// Rows of a tile: a multiple of every kernel's row group. Tokens of a tile: their int8 form stays in L2.
+// Rows of a tile: a multiple of every kernel's row group. Tokens of a tile: their prepared form stays in L2.
 constexpr std::int64_t kTileRows = 32;
 constexpr std::int64_t kTileTokens = 128;
-// So few tokens are rounded by the caller beforehand: it takes less time than a barrier.
+// So few tokens are prepared by the caller beforehand: it takes less time than a barrier.
 constexpr std::int64_t kFewTokens = 4;
 
 constexpr std::int64_t tiles_of(std::int64_t n, std::int64_t tile) { return (n + tile - 1) / tile; }
 
-// Products of several matrices with the same tokens, which are rounded to int8 once for all of them.
+// Products of several matrices with the same tokens, which are prepared once for each form that the
+// matrices' formats read.
 class LinearTask final : public Task {
  public:
   LinearTask(const KernelSet& kernels, std::span<const LinearPart> parts, const float* x, std::int64_t tokens)
       : kernels_(kernels), parts_(parts), x_(x), cols_(parts.front().w->cols), tokens_(tokens) {
-    for (const LinearPart& part : parts) rounds_ |= kernels.format(part.w->format).int8_activations;
-    if (rounds_) int8_ = Int8Rows(tokens, cols_);
-    if (tokens <= kFewTokens) quantize_all();
+    for (const LinearPart& part : parts) {
+      const FormatKernels& format = kernels.format(part.w->format);
+      if (form_of(format) == nullptr) forms_.push_back({format.prepare, PreparedRows(format, tokens, cols_)});
+      prepares_ |= format.prepare != nullptr;
+    }
+    if (tokens <= kFewTokens) prepare_all();
   }
 
   std::int64_t products() const {
@@ -35,8 +40,8 @@ class LinearTask final : public Task {
   }
 
   void run(Lane& lane) override {
-    if (rounds_ && tokens_ > kFewTokens) {
-      for (std::int64_t t; (t = next_token_.take()) < tokens_;) quantize(t);
+    if (prepares_ && tokens_ > kFewTokens) {
+      for (std::int64_t t; (t = next_token_.take()) < tokens_;) prepare(t);
       lane.barrier();
     }
     const std::int64_t token_tiles = tiles_of(tokens_, kTileTokens);
@@ -52,17 +57,31 @@ class LinearTask final : public Task {
   }
 
   void run_alone() {
-    if (tokens_ > kFewTokens) quantize_all();
+    if (tokens_ > kFewTokens) prepare_all();
     for (const LinearPart& part : parts_) multiply(part, 0, part.w->rows, 0, tokens_);
   }
 
  private:
-  void quantize_all() {
-    if (!rounds_) return;
-    for (std::int64_t t = 0; t < tokens_; ++t) quantize(t);
+  struct Form {
+    decltype(FormatKernels::prepare) prepare;
+    PreparedRows rows;
+  };
+
+  const Form* form_of(const FormatKernels& format) const {
+    for (const Form& form : forms_) {
+      if (form.prepare == format.prepare) return &form;
+    }
+    return nullptr;
   }
 
-  void quantize(std::int64_t t) { int8_.quantize(kernels_, t, 0, cols_, x_ + t * cols_); }
+  void prepare_all() {
+    if (!prepares_) return;
+    for (std::int64_t t = 0; t < tokens_; ++t) prepare(t);
+  }
+
+  void prepare(std::int64_t t) {
+    for (Form& form : forms_) form.rows.prepare(t, 0, cols_, x_ + t * cols_);
+  }
 
   void multiply(const LinearPart& part, std::int64_t row, std::int64_t rows, std::int64_t token,
                 std::int64_t tokens) const {
@@ -70,7 +89,8 @@ class LinearTask final : public Task {
     const std::int64_t end = std::min(row + rows, all_rows);
     const TokenRange range{nullptr, token, std::min(tokens, tokens_ - token)};
     float* y = part.y + token * all_rows + row;
-    kernels_.format(part.w->format).dot(*part.w, row, end, int8_.view(cols_, x_), range, y, all_rows);
+    const FormatKernels& format = kernels_.format(part.w->format);
+    format.dot(*part.w, row, end, form_of(format)->rows.view(x_), range, y, all_rows);
     if (part.bias == nullptr) return;
     for (std::int64_t j = 0; j < range.count; ++j) {
       for (std::int64_t r = row; r < end; ++r) y[j * all_rows + (r - row)] += part.bias[r];
@@ -81,8 +101,8 @@ class LinearTask final : public Task {
   const std::span<const LinearPart> parts_;
   const float* x_;
   const std::int64_t cols_, tokens_;
-  bool rounds_ = false;
-  Int8Rows int8_;
+  std::vector<Form> forms_;
+  bool prepares_ = false;
   TileCounter next_token_, next_tile_;
 };
 

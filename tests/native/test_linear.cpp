@@ -38,7 +38,8 @@ TEST(linear_is_the_product_with_the_bias_added) {
           const std::vector<float> x = random_floats(tokens * kCols, 2);
           const std::vector<float> bias = random_floats(rows, 3);
           const std::vector<float> y = linear(pool, *kernels, w, x, bias.data());
-          const weights::Int8 int8 = weights::to_int8(x);
+          const weights::Int8 int8 =
+              weights::to_int8(format == Format::DS_FP4 ? weights::fp8_rounded(x, kCols) : x);
           for (std::int64_t t = 0; t < tokens; ++t) {
             for (std::int64_t r = 0; r < rows; ++r) {
               double sum = bias[static_cast<std::size_t>(r)], size = std::abs(sum);
@@ -52,6 +53,34 @@ TEST(linear_is_the_product_with_the_bias_added) {
               CHECK_NEAR(y[static_cast<std::size_t>(t * rows + r)], sum, 100 * 6e-8 * size);
             }
           }
+        }
+      }
+    }
+  }
+}
+
+// Several matrices share the tokens, in a form for each kind of format: the same bits as one by one.
+TEST(matrices_of_different_formats_share_their_tokens) {
+  ft::ThreadPool pool(cpus(2));
+  constexpr Format kMixed[] = {Format::Q8_0, Format::DS_FP4, Format::BF16, Format::Q4_0, Format::DS_FP4};
+  for (const ft::Precision precision : {ft::Precision::Int8, ft::Precision::Exact}) {
+    for (const KernelSet* kernels : weights::kernel_sets(precision)) {
+      for (const std::int64_t tokens : {1, 9}) {
+        constexpr std::int64_t kCols = 192;
+        const std::vector<float> x = random_floats(tokens * kCols, 11);
+        std::vector<Weights> matrices;
+        std::vector<std::vector<float>> ys;
+        std::vector<ft::LinearPart> parts;
+        for (const Format format : kMixed) {
+          matrices.push_back(random_weights(format, 70, kCols, static_cast<unsigned>(12 + matrices.size())));
+          ys.emplace_back(static_cast<std::size_t>(tokens * 70));
+        }
+        for (std::size_t i = 0; i < matrices.size(); ++i) {
+          parts.push_back({&matrices[i].matrix, nullptr, ys[i].data()});
+        }
+        ft::linear(pool, *kernels, parts, x.data(), tokens);
+        for (std::size_t i = 0; i < matrices.size(); ++i) {
+          CHECK(ys[i] == linear(pool, *kernels, matrices[i], x, nullptr));
         }
       }
     }
