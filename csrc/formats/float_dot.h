@@ -11,39 +11,53 @@
 
 namespace ft::FT_ISA_NAMESPACE {
 
+// Loops over accumulators must be unrolled, or the accumulators live in memory.
+#define FT_UNROLL _Pragma("GCC unroll 8")
+
 template <class W, int kRows, int kTokens>
 void float_dot_block(const PackedMatrix& w, std::int64_t row, const float* const (&x)[kTokens], float* y,
                      std::int64_t y_stride) {
   constexpr std::int64_t kPrefetchBytes = 2048;
   const std::uint8_t* rows[kRows];
   F32 sum[kRows][kTokens];
+  FT_UNROLL
   for (int r = 0; r < kRows; ++r) {
     rows[r] = w.codes + (row + r) * w.code_row_stride;
+    FT_UNROLL
     for (int t = 0; t < kTokens; ++t) sum[r][t] = F32::zero();
   }
   const std::int64_t whole = w.cols / F32::kWidth * F32::kWidth;
   for (std::int64_t c = 0; c < whole; c += F32::kWidth) {
     F32 xs[kTokens];
+    FT_UNROLL
     for (int t = 0; t < kTokens; ++t) xs[t] = F32::load(x[t] + c);
+    FT_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const std::uint8_t* p = rows[r] + c * W::kBytes;
       if (kTokens == 1) prefetch(p + kPrefetchBytes);
       const F32 wr = W::load(p);
+      FT_UNROLL
       for (int t = 0; t < kTokens; ++t) sum[r][t] = fma(wr, xs[t], sum[r][t]);
     }
   }
   if (const int rest = static_cast<int>(w.cols - whole); rest != 0) {
+    FT_UNROLL
     for (int t = 0; t < kTokens; ++t) {
       const F32 xt = F32::load_partial(x[t] + whole, rest);
+      FT_UNROLL
       for (int r = 0; r < kRows; ++r) {
         sum[r][t] = fma(W::load_partial(rows[r] + whole * W::kBytes, rest), xt, sum[r][t]);
       }
     }
   }
+  FT_UNROLL
   for (int r = 0; r < kRows; ++r) {
+    FT_UNROLL
     for (int t = 0; t < kTokens; ++t) y[t * y_stride + r] = hsum(sum[r][t]) * w.factor;
   }
 }
+
+#undef FT_UNROLL
 
 template <class W, int kRows, int kTokens>
 void float_dot_rows(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, const float* const (&x)[kTokens],
