@@ -160,7 +160,7 @@ inline constexpr int kPanelBlocks = 64;
 
 template <class W>
 struct Panel {
-  std::uint8_t codes[kPanelBlocks * kPanelBytes];
+  alignas(64) std::uint8_t codes[kPanelBlocks * kPanelBytes];
   float scales[kPanelBlocks * W::kScales * F32::kWidth];
 
   void unpack(const PackedMatrix& w, const RowGroup& g, std::int64_t first_block, int blocks) {
@@ -189,13 +189,15 @@ struct Panel {
   template <int T>
   void add(int blocks, std::int64_t first_block, const QuantizedToken (&x)[T], F32 (&sum)[T]) const {
     for (int b = 0; b < blocks; ++b) {
-      const std::int8_t* q[T];
-      for (int t = 0; t < T; ++t) q[t] = x[t].q + (first_block + b) * 32;
-      I32 dot[T][W::kParts];
-      Sums<typename W::Product>::panel(codes + b * kPanelBytes, q, dot);
+      const PanelRows rows = PanelRows::load(codes + b * kPanelBytes);
       F32 s[W::kScales];
       for (int i = 0; i < W::kScales; ++i) s[i] = F32::load(scales + (b * W::kScales + i) * F32::kWidth);
-      for (int t = 0; t < T; ++t) sum[t] = W::add_block(sum[t], s, dot[t], x[t].block(first_block + b));
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) {
+        I32 dot[W::kParts];
+        Sums<typename W::Product>::panel(rows, x[t].q + (first_block + b) * 32, dot);
+        sum[t] = W::add_block(sum[t], s, dot, x[t].block(first_block + b));
+      }
     }
   }
 
@@ -216,7 +218,7 @@ template <int T>
 template <class W>
 void dot_many(const PackedMatrix& w, const RowGroup& g, const Activations& x, const TokenRange& tokens,
               float* y, std::int64_t y_stride) {
-  alignas(64) Panel<W> panel;
+  Panel<W> panel;
   const std::int64_t all_blocks = w.cols / 32;
   for (std::int64_t first = 0; first < all_blocks; first += kPanelBlocks) {
     const std::int64_t left = all_blocks - first;

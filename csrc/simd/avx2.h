@@ -185,6 +185,15 @@ inline void store_panel(const Bytes32 (&rows)[8], std::uint8_t* panel) {   // tr
   }
 }
 
+struct PanelRows {
+  __m256i v[8];
+  static PanelRows load(const std::uint8_t* panel) {
+    PanelRows r;
+    for (int g = 0; g < 8; ++g) r.v[g] = _mm256_load_si256(reinterpret_cast<const __m256i*>(panel) + g);
+    return r;
+  }
+};
+
 inline __m256i broadcast_4(const std::int8_t* p) {
   std::int32_t four;
   std::memcpy(&four, p, sizeof four);
@@ -238,31 +247,24 @@ struct Sums {
     out[0].v = _mm256_castps_si256(_mm256_shuffle_ps(rows[0], rows[1], 0x88));
     out[1].v = _mm256_castps_si256(_mm256_shuffle_ps(rows[0], rows[1], 0xdd));
   }
-  // int16 lanes take the products of kGroups groups before they are widened.
-  template <int T, int kParts>
-  static void panel(const std::uint8_t* panel, const std::int8_t* const (&x)[T], I32 (&out)[T][kParts]) {
+  // The panel stays in registers while the tokens pass. int16 lanes take the products of kGroups groups
+  // before they are widened.
+  template <int kParts>
+  static void panel(const PanelRows& rows, const std::int8_t* x, I32 (&out)[kParts]) {
+    const auto& w = rows.v;
     constexpr int kPart = 8 / kParts;
     constexpr int kFit = 32767 / (2 * kMost);
     constexpr int kGroups = kFit >= kPart ? kPart : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
-    const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 8
     for (int g = 0; g < 8; g += kGroups) {
-      __m256i pairs[T];
+      __m256i pairs = Product::pairs(w[g], broadcast_4(x + 4 * g));
 #pragma GCC unroll 8
-      for (int i = 0; i < kGroups; ++i) {
-        const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(panel) + g + i);
-#pragma GCC unroll 8
-        for (int t = 0; t < T; ++t) {
-          const __m256i products = Product::pairs(w, broadcast_4(x[t] + 4 * (g + i)));
-          pairs[t] = i == 0 ? products : _mm256_add_epi16(pairs[t], products);
-        }
+      for (int i = g + 1; i < g + kGroups; ++i) {
+        pairs = _mm256_add_epi16(pairs, Product::pairs(w[i], broadcast_4(x + 4 * i)));
       }
-#pragma GCC unroll 8
-      for (int t = 0; t < T; ++t) {
-        const __m256i sums = _mm256_madd_epi16(pairs[t], ones);
-        I32& to = out[t][g / kPart];
-        to.v = g % kPart == 0 ? sums : _mm256_add_epi32(to.v, sums);
-      }
+      const __m256i sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+      I32& to = out[g / kPart];
+      to.v = g % kPart == 0 ? sums : _mm256_add_epi32(to.v, sums);
     }
   }
 };

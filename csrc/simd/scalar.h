@@ -178,6 +178,11 @@ inline void store_panel(const Bytes32 (&rows)[F32::kWidth], std::uint8_t* panel)
   std::memcpy(panel, rows[0].v, 32);
 }
 
+struct PanelRows {   // a panel, in registers
+  Bytes32 v;
+  static PanelRows load(const std::uint8_t* panel) { return {Bytes32::load(panel)}; }
+};
+
 // Products of 32 codes with 32 int8 activations in [-127, 127], added up within each quarter of 8 or more
 // finely; the sums are exact.
 struct Partial {
@@ -203,14 +208,12 @@ struct Sums {
     out[0].v = q[0] + q[2];
     out[1].v = q[1] + q[3];
   }
-  // out[t][i], lane r = panel row r . x[t] over the i-th of kParts equal ranges of columns.
-  template <int T, int kParts>
-  static void panel(const std::uint8_t* panel, const std::int8_t* const (&x)[T], I32 (&out)[T][kParts]) {
-    for (int t = 0; t < T; ++t) {
-      const Partial p = Product::dot(Bytes32::load(panel), Bytes32::load(x[t]));
-      for (int i = 0; i < kParts; ++i) out[t][i].v = 0;
-      for (int i = 0; i < 4; ++i) out[t][i * kParts / 4].v += p.quarter[i];
-    }
+  // out[i], lane r = panel row r . x over the i-th of kParts equal ranges of columns.
+  template <int kParts>
+  static void panel(const PanelRows& w, const std::int8_t* x, I32 (&out)[kParts]) {
+    const Partial p = Product::dot(w.v, Bytes32::load(x));
+    for (int i = 0; i < kParts; ++i) out[i].v = 0;
+    for (int i = 0; i < 4; ++i) out[i * kParts / 4].v += p.quarter[i];
   }
 };
 
