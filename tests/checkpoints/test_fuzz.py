@@ -14,7 +14,7 @@ EXAMPLES = int(os.environ.get("FREETOKEN_FUZZ_EXAMPLES", "100"))
 TIMEOUT_S = 120 + EXAMPLES
 
 
-@pytest.mark.parametrize("target", ["gguf", "safetensors", "split", "index"])
+@pytest.mark.parametrize("target", ["gguf", "safetensors", "quantized", "split", "index"])
 def test_only_checkpoint_errors_come_out(tmp_path: Path, target: str) -> None:
     """And what opens holds tensors that lie inside their files. See support/fuzz_readers.py."""
     command = [sys.executable, "-m", "support.fuzz_readers", target, str(tmp_path), str(EXAMPLES)]

@@ -113,6 +113,49 @@ def sample_safetensors() -> bytes:
     return raw_safetensors(header, data)
 
 
+FP8_CONFIG = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+def sample_quantized() -> dict[str, tuple[dict[str, Any], bytes]]:
+    """Valid files of each quantisation, with what config.json says of it."""
+    schemes: dict[str, tuple[dict[str, Any], dict[str, tuple[str, list[int]]]]] = {
+        "mxfp4": (
+            {"quant_method": "mxfp4"},
+            {"a_blocks": ("U8", [1, 2, 1, 16]), "a_scales": ("U8", [1, 2, 1])},
+        ),
+        "modelopt": (
+            {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+            {
+                "a.weight": ("U8", [2, 8]),
+                "a.weight_scale": ("F8_E4M3", [2, 1]),
+                "a.weight_scale_2": ("F32", []),
+            },
+        ),
+        "compressed-tensors": (
+            {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+            {
+                "a.weight_packed": ("U8", [2, 8]),
+                "a.weight_scale": ("F8_E4M3", [2, 1]),
+                "a.weight_global_scale": ("F32", [1]),
+            },
+        ),
+        "fp8": (
+            FP8_CONFIG,
+            {"a.weight": ("F8_E4M3", [3, 5]), "a.weight_scale_inv": ("BF16", [1, 1])},
+        ),
+        "fp4": (FP8_CONFIG, {"a.weight": ("I8", [2, 16]), "a.scale": ("F8_E8M0", [2, 1])}),
+    }
+    widths = {"BF16": 2, "F32": 4}
+    files = {}
+    for scheme, (config, tensors) in schemes.items():
+        header, end = {}, 0
+        for name, (dtype, shape) in tensors.items():
+            begin, end = end, end + int(np.prod(shape)) * widths.get(dtype, 1)
+            header[name] = tensor_info(dtype, shape, begin, end)
+        files[scheme] = config, raw_safetensors(header, bytes([0x3F]) * end)
+    return files
+
+
 def write_config(directory: Path, **values: Any) -> None:
     (directory / "config.json").write_text(json.dumps({"model_type": "mixtral", **values}))
 

@@ -1,6 +1,6 @@
 """Feeds damaged checkpoint files to the readers. Run as a program, in a process of its own.
 
-    python -m support.fuzz_readers gguf|safetensors|split|index DIRECTORY EXAMPLES
+    python -m support.fuzz_readers gguf|safetensors|quantized|split|index DIR EXAMPLES
 
 It limits its own memory, so that a reader that believes a lying length dies instead of swapping,
 and leaves with a traceback if anything but CheckpointError comes out, if an opened file yields a
@@ -34,7 +34,9 @@ from support.checkpoint_files import (
     RawTensor,
     gguf_pair,
     raw_gguf,
+    raw_safetensors,
     sample_gguf,
+    sample_quantized,
     sample_safetensors,
     write_config,
 )
@@ -181,6 +183,44 @@ def fuzz_safetensors(directory: Path, examples: int) -> None:
     fuzz(safetensors_headers(), examples, run)
 
 
+def fuzz_quantized(directory: Path, examples: int) -> None:
+    run = partial(check, directory, "model.safetensors")
+    types = ("F32", "BF16", "U8", "I8", "F8_E4M3", "F8_E8M0")
+    for config, content in sample_quantized().values():
+        write_config(directory, quantization_config=config)
+        run(content)
+        length = struct.unpack("<Q", content[:8])[0]
+        header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+        for name, info in header.items():
+            for changed in (
+                *(info | {"dtype": kind} for kind in types),
+                *(info | {"shape": list(shape)} for shape in reshaped(info["shape"])),
+            ):
+                run(raw_safetensors(header | {name: changed}, data))
+            run(raw_safetensors({k: v for k, v in header.items() if k != name}, data))
+            run(raw_safetensors({"x" if k == name else k: v for k, v in header.items()}, data))
+        fuzz(mutations(content), examples // 5, run)
+    schemes = {"quantization": json_values | st.fixed_dictionaries({"quant_algo": json_values})}
+    settings = st.fixed_dictionaries({"quantization_config": json_values}) | json_values
+
+    def configured(content: bytes) -> None:
+        write_config(directory, **json.loads(content))
+        run(sample_safetensors())
+
+    objects = settings.filter(lambda value: isinstance(value, dict) and "model_type" not in value)
+    fuzz(objects.map(lambda value: json.dumps(value).encode()), examples // 2, configured)
+    write_config(directory)
+    run = partial(check, directory, "hf_quant_config.json")
+    fuzz(st.fixed_dictionaries(schemes).map(lambda v: json.dumps(v).encode()), examples // 2, run)
+
+
+def reshaped(shape: list[int]) -> Iterator[tuple[int, ...]]:
+    """Other shapes of as many numbers."""
+    count = math.prod(shape)
+    yield from ((count,), (1, count), (count, 1), (1, 1, count), (count, 1, 1, 1), (1, *shape))
+    yield from ((0, count), ()) if count == 1 else ()
+
+
 def fuzz_split(directory: Path, examples: int) -> None:
     parts = [split_part(number) for number in (0, 1)]
     names = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
@@ -219,6 +259,7 @@ def main() -> None:
     targets = {
         "gguf": fuzz_gguf,
         "safetensors": fuzz_safetensors,
+        "quantized": fuzz_quantized,
         "split": fuzz_split,
         "index": fuzz_index,
     }

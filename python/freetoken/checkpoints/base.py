@@ -40,7 +40,8 @@ class TensorEntry:
         rows = self.data.reshape(*self.shape[:-1], self.format.row_bytes(cols))
         factors = 1.0 if self.factors is None else self.factors
         if self.scales is None:
-            return times_factor(self.format.dequantize(rows).reshape(self.shape), factors)
+            numbers = self.format.dequantize(rows).reshape(self.shape)
+            return times_factor(numbers, factors).reshape(self.shape)
         plane = self.format.scale_plane(self.shape[-2], cols)
         scales = self.scales.reshape(*self.shape[:-2], *plane)
         return self.format.dequantize_planes(rows, scales, factors)
