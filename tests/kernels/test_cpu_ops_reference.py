@@ -11,7 +11,15 @@ import torch
 
 from freetoken import _native
 from freetoken.checkpoints.base import TensorEntry
-from freetoken.formats import BF16, F32
+from freetoken.formats import (
+    BF16,
+    DS_FP4,
+    F32,
+    FP8_128,
+    MXFP4_PAIRS,
+    NVFP4_PAIRS,
+    PlanarFormat,
+)
 from freetoken.formats.base import WeightFormat
 from freetoken.kernels.cpu import CpuOps
 from support.reference_ops import ReferenceOps
@@ -123,6 +131,44 @@ def test_routes(ops: CpuOps, renormalize: bool) -> None:
     close(weights[sound], expected_weights[sound])
     assert weights[7].isnan().all()
     assert ((ids[7] >= 0) & (ids[7] < 60)).all() and len(set(ids[7].tolist())) == 4
+
+
+@pytest.mark.parametrize("activations", ["int8", "exact"])
+@pytest.mark.parametrize(
+    ("fmt", "rows", "cols"),
+    [
+        (MXFP4_PAIRS, 33, 96),
+        (NVFP4_PAIRS, 33, 96),
+        (DS_FP4, 33, 160),
+        (FP8_128, 576, 256),
+        (FP8_128, 130, 160),
+    ],
+    ids=lambda value: str(value.name if isinstance(value, PlanarFormat) else value),
+)
+def test_linear_and_embed_with_scales_apart(
+    fmt: PlanarFormat, rows: int, cols: int, activations: str
+) -> None:
+    generator = np.random.default_rng(cols)
+    data = generator.integers(0, 256, rows * fmt.row_bytes(cols), dtype=np.uint8)
+    data[(data & 0x7F) == 0x7F] = 0  # NaN in e4m3
+    scale_rows, scale_bytes = fmt.scale_plane(rows, cols)
+    if fmt is FP8_128:
+        scales = generator.uniform(0.001, 0.01, scale_rows * scale_bytes // 4)
+        scales = scales.astype(np.float32).view(np.uint8)
+    else:
+        low = 122 if fmt.scales.bytes == 1 and fmt is not NVFP4_PAIRS else 32
+        scales = generator.integers(low, low + 8, scale_rows * scale_bytes, dtype=np.uint8)
+    factors = np.array(0.37, np.float32) if fmt is NVFP4_PAIRS else None
+    entry = TensorEntry("w", fmt, (rows, cols), Path("w"), data, scales, factors)
+    reference = ReferenceOps(int8_activations=activations == "int8")
+    theirs = reference.matrix(entry)
+    x, bias, ids = numbers(5, cols, seed=13), numbers(rows, seed=14), torch.tensor([0, rows - 1])
+    for isa in _native.detected_isas():
+        ops = CpuOps(threads=2, isa=isa, activations=activations)
+        ours = ops.matrix(entry)
+        close(ops.linear(x, ours, bias), reference.linear(x, theirs, bias), 1e-5)
+        close(ops.embed(ids, ours), reference.embed(ids, theirs))
+        ops.close()
 
 
 @pytest.mark.parametrize("fmt", [F32, BF16])
