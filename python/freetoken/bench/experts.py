@@ -108,6 +108,14 @@ def measure_experts(
         ops.close()
 
 
+def random_layer(fmt: WeightFormat, shape: ExpertShape) -> ExpertBank:
+    """One layer of random experts in memory of its own."""
+    layout = _LayerLayout(fmt, shape)
+    memory = huge_buffer(layout.bytes)
+    layout.fill(memory, np.random.default_rng(0))
+    return layout.bank(memory)
+
+
 class _Bench:
     """Layers of random experts in one pool, visited in turn."""
 

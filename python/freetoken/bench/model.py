@@ -112,4 +112,4 @@ def decode_bytes(checkpoint: Checkpoint) -> int:
 
 
 def _entry_bytes(entry: TensorEntry) -> int:
-    return entry.data.nbytes
+    return entry.data.nbytes + (0 if entry.scales is None else entry.scales.nbytes)
