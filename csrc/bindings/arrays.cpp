@@ -50,7 +50,7 @@ struct KindInfo {
 };
 
 constexpr KindInfo kKinds[] = {
-    {"float32", 2, 4}, {"int32", 0, 4}, {"int64", 0, 8}, {"uint8", 1, 1}, {"uint64", 1, 8}};
+    {"float32", 2, 4}, {"float64", 2, 8}, {"int32", 0, 4}, {"int64", 0, 8}, {"uint8", 1, 1}, {"uint64", 1, 8}};
 
 const KindInfo& info(Kind kind) { return kKinds[static_cast<int>(kind)]; }
 
@@ -90,6 +90,7 @@ bool format_matches(std::string_view format, Kind kind) {
   }
   switch (kind) {
     case Kind::Float32: return format == "f";
+    case Kind::Float64: return format == "d";
     case Kind::Int32: return format == "i" || (sizeof(long) == 4 && format == "l");
     case Kind::Int64: return format == "q" || (sizeof(long) == 8 && format == "l");
     case Kind::UInt8: return format == "B";

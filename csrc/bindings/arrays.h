@@ -22,12 +22,13 @@ struct Array {   // any array, unchecked
   PyObject* object;
 };
 
-enum class Kind : std::uint8_t { Float32, Int32, Int64, UInt8, UInt64 };
+enum class Kind : std::uint8_t { Float32, Float64, Int32, Int64, UInt8, UInt64 };
 
 template <class T>
 constexpr Kind kind_of() {
   using U = std::remove_const_t<T>;
   if constexpr (std::is_same_v<U, float>) return Kind::Float32;
+  else if constexpr (std::is_same_v<U, double>) return Kind::Float64;
   else if constexpr (std::is_same_v<U, std::int32_t>) return Kind::Int32;
   else if constexpr (std::is_same_v<U, std::int64_t>) return Kind::Int64;
   else if constexpr (std::is_same_v<U, std::uint8_t>) return Kind::UInt8;

@@ -66,7 +66,7 @@ struct ExpertCall {
     x.expect({kAny, bank.hidden()});
     weights.expect({x.shape(0), kAny});
     ids.expect_like(weights);
-    out.expect_like(x);
+    out.expect({x.shape(0), bank.hidden()});
     check_range(ids, -1, bank.experts());
   }
 
@@ -85,7 +85,7 @@ struct ExpertCall {
   const Bank& bank;
   Floats2 x, weights;
   View<const std::int32_t, 2> ids;
-  View<float, 2> out;
+  View<double, 2> out;
 };
 
 }  // namespace
@@ -194,14 +194,18 @@ void Context::add_rms_norm(Array x_array, Array residual_array, Array weight_arr
   });
 }
 
-void Context::silu_mul(Array gate_array, Array up_array, Array out_array) const {
+void Context::gated_activation(Array gate_array, Array up_array, Activation activation, float alpha, float limit,
+                               Array out_array) const {
   const Floats2 gate("gate", gate_array);
   const Floats2 up("up", up_array);
   const View<float, 2> out("out", out_array);
   up.expect_like(gate);
   out.expect_like(gate);
   const auto pool = this->pool();
-  unlocked([&] { ft::silu_mul(*pool, *kernels_, gate.data(), up.data(), out.data(), gate.size()); });
+  unlocked([&] {
+    ft::gated_activation(*pool, *kernels_, {activation, alpha, limit}, gate.data(), up.data(), out.data(),
+                         gate.size());
+  });
 }
 
 void Context::rotary(Array q_array, Array k_array, Array cos_array, Array sin_array, bool interleaved) const {
@@ -241,7 +245,8 @@ void Context::write_kv(Array k_array, Array v_array, Array k_cache_array, Array 
 
 void Context::paged_attention(Array q_array, Array k_cache_array, Array v_cache_array, Array table_array,
                               Array sequence_array, Array positions_array, float scale,
-                              std::optional<std::int64_t> window, Array out_array) const {
+                              std::optional<std::int64_t> window, std::optional<Array> sinks_array,
+                              Array out_array) const {
   const Floats3 q("q", q_array);
   const Floats4 k_cache("k_cache", k_cache_array);
   const Floats4 v_cache("v_cache", v_cache_array);
@@ -259,13 +264,19 @@ void Context::paged_attention(Array q_array, Array k_cache_array, Array v_cache_
   if (kv_heads == 0 || q.shape(1) % kv_heads != 0) {
     q.refuse(std::to_string(q.shape(1)) + " heads", "a multiple of the " + std::to_string(kv_heads) + " key heads");
   }
+  std::optional<Floats1> sinks;
+  if (sinks_array) {
+    sinks.emplace("sinks", *sinks_array);
+    sinks->expect({q.shape(1)});
+  }
   if (window && *window < 1) throw nb::value_error("window: expected at least 1, or None for no window");
   check_range(sequence, -1, table.shape(0));
   check_range(positions, 0, table.shape(1) * page_tokens);
   check_pages(table, sequence, positions, page_tokens, k_cache.shape(0));
   const AttentionArgs args{q.data(), k_cache.data(), v_cache.data(), table.data(), sequence.data(),
                            positions.data(), out.data(), q.shape(0), q.shape(1), kv_heads, q.shape(2),
-                           page_tokens, table.shape(1), scale, window.value_or(0)};
+                           page_tokens, table.shape(1), scale, window.value_or(0),
+                           sinks ? sinks->data() : nullptr};
   const auto pool = this->pool();
   unlocked([&] { ft::paged_attention(*pool, *kernels_, args); });
 }
@@ -305,7 +316,7 @@ std::unique_ptr<Pending> Context::experts_submit(nb::handle_t<Bank> bank, Array 
     if (call.has_routes()) {
       ticket = pool->submit(call.task(*kernels_, pool->size()));
     } else {   // nothing to compute: no worker is woken
-      std::fill_n(call.out.data(), call.out.size(), 0.0f);
+      std::fill_n(call.out.data(), call.out.size(), 0.0);
       ticket = ThreadPool::completed();
     }
   });
@@ -349,14 +360,15 @@ void bind_context(nb::module_& module) {
       .def("rms_norm", &Context::rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out"))
       .def("add_rms_norm", &Context::add_rms_norm, nb::arg("x"), nb::arg("residual"), nb::arg("weight"),
            nb::arg("eps"), nb::arg("out"))
-      .def("silu_mul", &Context::silu_mul, nb::arg("gate"), nb::arg("up"), nb::arg("out"))
+      .def("gated_activation", &Context::gated_activation, nb::arg("gate"), nb::arg("up"), nb::arg("activation"),
+           nb::arg("alpha"), nb::arg("limit"), nb::arg("out"))
       .def("rotary", &Context::rotary, nb::arg("q"), nb::arg("k"), nb::arg("cos"), nb::arg("sin"),
            nb::arg("interleaved"))
       .def("write_kv", &Context::write_kv, nb::arg("k"), nb::arg("v"), nb::arg("k_cache"), nb::arg("v_cache"),
            nb::arg("slots"))
       .def("paged_attention", &Context::paged_attention, nb::arg("q"), nb::arg("k_cache"), nb::arg("v_cache"),
            nb::arg("block_table"), nb::arg("sequence"), nb::arg("positions"), nb::arg("scale"),
-           nb::arg("window").none(), nb::arg("out"))
+           nb::arg("window").none(), nb::arg("sinks").none(), nb::arg("out"))
       .def("route_topk", &Context::route_topk, nb::arg("logits"), nb::arg("renormalize"), nb::arg("weights"),
            nb::arg("ids"))
       .def("experts", &Context::experts, nb::arg("bank"), nb::arg("x"), nb::arg("weights"), nb::arg("ids"),

@@ -50,11 +50,12 @@ class Context {
   void embed(const Matrix& w, Array ids, Array out) const;
   void rms_norm(Array x, Array weight, float eps, Array out) const;
   void add_rms_norm(Array x, Array residual, Array weight, float eps, Array out) const;
-  void silu_mul(Array gate, Array up, Array out) const;
+  void gated_activation(Array gate, Array up, Activation activation, float alpha, float limit, Array out) const;
   void rotary(Array q, Array k, Array cos, Array sin, bool interleaved) const;
   void write_kv(Array k, Array v, Array k_cache, Array v_cache, Array slots) const;
   void paged_attention(Array q, Array k_cache, Array v_cache, Array block_table, Array sequence,
-                       Array positions, float scale, std::optional<std::int64_t> window, Array out) const;
+                       Array positions, float scale, std::optional<std::int64_t> window,
+                       std::optional<Array> sinks, Array out) const;
   void route_topk(Array logits, bool renormalize, Array weights, Array ids) const;
   void experts(const Bank& bank, Array x, Array weights, Array ids, Array out) const;
   std::unique_ptr<Pending> experts_submit(nb::handle_t<Bank> bank, Array x, Array weights, Array ids,

@@ -101,8 +101,8 @@ Matrix::Matrix(Format format, Array data, std::int64_t rows, std::int64_t cols, 
 }
 
 Bank::Bank(const ExpertPart& gate, const ExpertPart& up, const ExpertPart& down, Activation activation,
-           nb::object owner)
-    : bank{gate, up, down, activation}, owner(std::move(owner)) {
+           nb::object owner, float alpha, float limit)
+    : bank{gate, up, down, {activation, alpha, limit}}, owner(std::move(owner)) {
   expect_part("up", up, gate.rows, gate.cols, gate.codes.size());
   expect_part("down", down, gate.cols, gate.rows, gate.codes.size());
 }
@@ -113,7 +113,11 @@ void bind_weights(nb::module_& module) {
     formats.value(format_info(static_cast<Format>(i)).name, static_cast<Format>(i));
   }
   nb::enum_<Activation>(module, "Activation", "What stands between gate and up of an expert.")
-      .value("SiLU", Activation::SiLU);
+      .value("SiLU", Activation::SiLU)
+      .value("GELU", Activation::GELU)
+      .value("GELUTanh", Activation::GELUTanh)
+      .value("ClampedSwiGLU", Activation::ClampedSwiGLU)
+      .value("ReLUSquared", Activation::ReLUSquared);
 
   nb::class_<Matrix>(module, "Matrix", "A weight matrix [rows, cols] over packed bytes, kept alive.")
       .def(nb::init<Format, Array, std::int64_t, std::int64_t, std::optional<Array>, float>(),
@@ -137,9 +141,11 @@ void bind_weights(nb::module_& module) {
       .def_ro("cols", &ExpertPart::cols);
 
   nb::class_<Bank>(module, "ExpertBank", "The experts of one layer: gate and up [I, H], down [H, I].")
-      .def(nb::init<const ExpertPart&, const ExpertPart&, const ExpertPart&, Activation, nb::object>(),
+      .def(nb::init<const ExpertPart&, const ExpertPart&, const ExpertPart&, Activation, nb::object, float, float>(),
            nb::arg("gate"), nb::arg("up"), nb::arg("down"), nb::arg("activation"),
-           nb::arg("owner").none(), "owner: whatever keeps the memory behind the addresses alive.")
+           nb::arg("owner").none(),
+           nb::arg("alpha") = GatedActivation{}.alpha, nb::arg("limit") = GatedActivation{}.limit,
+           "alpha, limit: of ClampedSwiGLU. owner: whatever keeps the memory behind the addresses alive.")
       .def_prop_ro("experts", &Bank::experts)
       .def_prop_ro("hidden", &Bank::hidden);
 }

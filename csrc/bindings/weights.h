@@ -23,7 +23,7 @@ struct Matrix {
 
 struct Bank {
   Bank(const ExpertPart& gate, const ExpertPart& up, const ExpertPart& down, Activation activation,
-       nb::object owner);
+       nb::object owner, float alpha, float limit);
 
   std::int64_t experts() const { return static_cast<std::int64_t>(bank.gate.codes.size()); }
   std::int64_t hidden() const { return bank.gate.cols; }

@@ -248,7 +248,13 @@ class AttentionTask final : public Task {
         std::fill_n(out, dim, 0.0f);
         continue;
       }
-      for (std::int64_t d = 0; d < dim; ++d) out[d] = total.values[row * dim + d] / total.sum[row];
+      float sum = total.sum[row], share = 1.0f;
+      if (args_.sinks != nullptr) {
+        const float largest = std::max(total.largest[row], args_.sinks[q_head]);
+        share = std::exp(total.largest[row] - largest);
+        sum = sum * share + std::exp(args_.sinks[q_head] - largest);
+      }
+      for (std::int64_t d = 0; d < dim; ++d) out[d] = total.values[row * dim + d] * share / sum;
     }
   }
 

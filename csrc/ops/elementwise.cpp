@@ -7,14 +7,14 @@
 
 namespace ft {
 
-void silu_mul(ThreadPool& pool, const KernelSet& kernels, const float* gate, const float* up, float* y,
-              std::int64_t n) {
+void gated_activation(ThreadPool& pool, const KernelSet& kernels, const GatedActivation& activation,
+                      const float* gate, const float* up, float* y, std::int64_t n) {
   constexpr std::int64_t kBlock = 1024;
   constexpr std::int64_t kOperations = 20;   // an exponential, a division, two products
   const std::int64_t blocks = (n + kBlock - 1) / kBlock;
   parallel_for(pool, blocks, kBlock * kOperations, [&](std::int64_t begin, std::int64_t end) {
     const std::int64_t first = begin * kBlock;
-    kernels.silu_mul(gate + first, up + first, y + first, std::min(end * kBlock, n) - first);
+    kernels.activate(activation, gate + first, up + first, y + first, std::min(end * kBlock, n) - first);
   });
 }
 

@@ -46,19 +46,19 @@ PackedMatrix matrix_of(const ExpertPart& part, std::int32_t expert) {
   };
 }
 
-using GatedActivation = void (*)(const float* gate, const float* up, float* y, std::int64_t n);
-
-GatedActivation gated_activation(const KernelSet& kernels, Activation activation) {
-  switch (activation) {
-    case Activation::SiLU: return kernels.silu_mul;
-  }
-  throw std::invalid_argument("unknown activation " + std::to_string(static_cast<int>(activation)));
+// y[j * stride + i] += bias[row + i] for j < count, i < n
+void add_bias(const KernelSet& kernels, const ExpertPart& part, std::int32_t expert, std::int64_t row,
+              std::int64_t n, float* y, std::int64_t stride, std::int64_t count) {
+  if (part.biases.empty()) return;
+  const auto* bias = reinterpret_cast<const float*>(part.biases[static_cast<std::size_t>(expert)]) + row;
+  for (std::int64_t j = 0; j < count; ++j) kernels.add(bias, y + j * stride, n);
 }
 
 // One layer's experts for a batch, in three phases with a barrier after the first and the second:
 //   prepare   group the routes; tokens into the form that the formats read
 //   gate_up   act(gate x) * (up x) of every route, tile by tile of an expert's rows
 //   down      for a tile of output rows, all routes' outputs, then each token's weighted sum
+// A part's bias is added to its product at once.
 // Routes are kept in grouped order in between.
 class ExpertTask final : public Task {
  public:
@@ -68,7 +68,6 @@ class ExpertTask final : public Task {
         gate_(kernels.format(args.bank->gate.format)),
         up_(kernels.format(args.bank->up.format)),
         down_(kernels.format(args.bank->down.format)),
-        activation_(gated_activation(kernels, args.bank->activation)),
         hidden_(args.bank->gate.cols),
         inner_(args.bank->gate.rows),
         lanes_(lanes),
@@ -132,9 +131,11 @@ class ExpertTask final : public Task {
       const TokenRange tokens{routes_.tokens() + first, 0, std::min(tile_tokens_, group.count - done)};
       gate_.dot(gate_w, row, end, gate_x, tokens, gate, tile_rows_);
       up_.dot(up_w, row, end, up_x, tokens, up, tile_rows_);
+      add_bias(kernels_, args_.bank->gate, group.expert, row, end - row, gate, tile_rows_, tokens.count);
+      add_bias(kernels_, args_.bank->up, group.expert, row, end - row, up, tile_rows_, tokens.count);
       for (std::int64_t j = 0; j < tokens.count; ++j) {
         float* g = gate + j * tile_rows_;
-        activation_(g, up + j * tile_rows_, g, end - row);
+        kernels_.activate(args_.bank->activation, g, up + j * tile_rows_, g, end - row);
         store_inner(first + j, row, end - row, g);
       }
     }
@@ -159,27 +160,28 @@ class ExpertTask final : public Task {
   void down_tile(std::int64_t row, std::int64_t end, float* scratch) const {
     const Activations x = inner_x_.view(inner_f32_.get());
     for (const GroupedRoutes::Group& group : routes_.groups()) {
+      float* outputs = scratch + group.first * down_rows_;
       down_.dot(matrix_of(args_.bank->down, group.expert), row, end, x, {nullptr, group.first, group.count},
-                scratch + group.first * down_rows_, down_rows_);
+                outputs, down_rows_);
+      add_bias(kernels_, args_.bank->down, group.expert, row, end - row, outputs, down_rows_, group.count);
     }
     for (std::int64_t t = 0; t < args_.tokens; ++t) {
       sum_routes(t, end - row, scratch, args_.y + t * hidden_ + row);
     }
   }
 
-  void sum_routes(std::int64_t t, std::int64_t n, const float* scratch, float* y) const {
-    std::fill_n(y, n, 0.0f);
+  void sum_routes(std::int64_t t, std::int64_t n, const float* scratch, double* y) const {
+    std::fill_n(y, n, 0.0);
     for (std::int64_t k = 0; k < args_.top_k; ++k) {
       const std::int32_t position = routes_.position(t, k);
       if (position < 0) continue;
-      kernels_.axpy(args_.weights[t * args_.top_k + k], scratch + position * down_rows_, y, n);
+      kernels_.add_scaled(args_.weights[t * args_.top_k + k], scratch + position * down_rows_, y, n);
     }
   }
 
   const KernelSet& kernels_;
   const ExpertArgs args_;
   const FormatKernels &gate_, &up_, &down_;
-  const GatedActivation activation_;
   const std::int64_t hidden_, inner_;
   const int lanes_;
   const std::int64_t tile_rows_, tile_tokens_;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "formats/format.h"
+#include "ops/activation.h"
 
 namespace ft {
 
@@ -63,12 +64,14 @@ struct KernelSet {
   FormatKernels formats[kFormatCount];
   // One token's cols (multiple of 32) to int8 blocks: d = max|x| / 127, q = round(x / d).
   void (*quantize_row)(const float* x, std::int64_t cols, std::int8_t* q, float* d, std::int32_t* sum);
-  void (*silu_mul)(const float* gate, const float* up, float* y, std::int64_t n);
+  // y = act(gate) * up; y may be gate or up. What is not finite in either is not finite in y.
+  void (*gated[kActivationCount])(const float* gate, const float* up, float* y, std::int64_t n,
+                                  const GatedActivation& parameters);
   void (*rms_norm_row)(const float* x, const float* weight, float eps, float* y, std::int64_t n);
   void (*add)(const float* x, float* y, std::int64_t n);   // y += x
-  // y += a * x, the product rounded before it is added (a sum of two expert terms must not depend on
-  // which of them came first)
-  void (*axpy)(float a, const float* x, float* y, std::int64_t n);
+  // y += a * x, the product rounded to float32 and added in float64: sums of a few such terms are
+  // exact unless the terms lie more than 2^25 apart, so neither order nor grouping shows in them
+  void (*add_scaled)(float a, const float* x, double* y, std::int64_t n);
   float (*dot_f32)(const float* a, const float* b, std::int64_t n);
   float (*exp_sum)(float* x, float max, std::int64_t n);   // x = exp(x - max), returns the sum
   float (*max_f32)(const float* x, std::int64_t n);   // -inf for n = 0; NaN entries are passed over
@@ -81,6 +84,9 @@ struct KernelSet {
 
   // Throws std::invalid_argument for a format without kernels.
   const FormatKernels& format(Format f) const;
+  void activate(const GatedActivation& a, const float* gate, const float* up, float* y, std::int64_t n) const {
+    gated[static_cast<int>(a.kind)](gate, up, y, n, a);
+  }
 };
 
 const KernelSet& scalar_kernels(Precision precision);

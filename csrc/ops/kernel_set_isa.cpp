@@ -61,10 +61,10 @@ constexpr KernelSet make_kernels(Precision precision) {
       .precision = precision,
       .formats = {},
       .quantize_row = quantize_row,
-      .silu_mul = silu_mul,
+      .gated = {silu_mul, gelu_mul, gelu_tanh_mul, clamped_swiglu, relu_squared_mul},   // as the enum
       .rms_norm_row = rms_norm_row,
       .add = add,
-      .axpy = axpy,
+      .add_scaled = add_scaled,
       .dot_f32 = dot_f32,
       .exp_sum = exp_sum,
       .max_f32 = max_f32,

@@ -10,10 +10,9 @@
 
 #include "core/pool.h"
 #include "formats/format.h"
+#include "ops/activation.h"
 
 namespace ft {
-
-enum class Activation : std::uint8_t { SiLU };
 
 struct KernelSet;   // the kernels of one instruction set (ops/kernel_set.h)
 
@@ -25,11 +24,12 @@ struct ExpertPart {   // one tensor of every expert; see PackedMatrix for the st
   // Addresses of each expert's float32 factor, [E], or empty: 1. Read when an expert is computed: a slot's
   // factor changes with the expert that is fetched into it. No alignment is asked of them.
   std::vector<std::uint64_t> factors = {};
+  std::vector<std::uint64_t> biases = {};   // addresses of each expert\'s float32 [rows], [E]; empty: none
 };
 
 struct ExpertBank {
   ExpertPart gate, up, down;   // [I, H], [I, H], [H, I]
-  Activation activation;
+  GatedActivation activation;
 };
 
 struct LinearPart {   // y[T, N] = x[T, H] w[N, H]^T (+ bias[N], or null)
@@ -48,7 +48,7 @@ struct ExpertArgs {
   const float* x;             // [T, H]
   const std::int32_t* ids;    // [T, K]; -1: skip
   const float* weights;       // [T, K]; 0: skip
-  float* y;                   // [T, H], overwritten
+  double* y;                  // [T, H], overwritten: sums of terms rounded to float32
   std::int64_t tokens, top_k;
 };
 // A Task for ThreadPool::run or ::submit. Everything that depends on the values of ids, weights and
@@ -60,7 +60,8 @@ void rms_norm(ThreadPool&, const KernelSet&, const float* x, const float* weight
               std::int64_t rows, std::int64_t n);
 void add_rms_norm(ThreadPool&, const KernelSet&, const float* x, float* residual, const float* weight,
                   float eps, float* y, std::int64_t rows, std::int64_t n);
-void silu_mul(ThreadPool&, const KernelSet&, const float* gate, const float* up, float* y, std::int64_t n);
+void gated_activation(ThreadPool&, const KernelSet&, const GatedActivation&, const float* gate, const float* up,
+                      float* y, std::int64_t n);
 
 struct RotaryArgs {
   float *q, *k;   // [T, Hq, D], [T, Hk, D], rotated in place
@@ -82,6 +83,7 @@ struct AttentionArgs {
   std::int64_t tokens, q_heads, kv_heads, head_dim, page_tokens, max_pages;
   float scale;
   std::int64_t window;   // 0: none
+  const float* sinks = nullptr;   // [Hq]: a logit of each head that takes its share and gives nothing
 };
 void paged_attention(ThreadPool&, const KernelSet&, const AttentionArgs&);
 

@@ -93,6 +93,12 @@ inline float hmax(F32 a) {
   s = _mm_max_ps(s, _mm_movehl_ps(s, s));
   return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
+inline void add_to_doubles(F32 a, double* y) {
+  const __m256d low = _mm256_cvtps_pd(_mm256_castps256_ps128(a.v));
+  const __m256d high = _mm256_cvtps_pd(_mm256_extractf128_ps(a.v, 1));
+  _mm256_storeu_pd(y, _mm256_add_pd(_mm256_loadu_pd(y), low));
+  _mm256_storeu_pd(y + 4, _mm256_add_pd(_mm256_loadu_pd(y + 4), high));
+}
 
 struct I32 {
   __m256i v;

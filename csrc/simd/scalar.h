@@ -86,6 +86,8 @@ inline F32 power_of_two_below(F32 a) {
 inline F32 keep_nan(F32 a, F32 x) { return {x.v == x.v ? a.v : x.v}; }
 inline float hsum(F32 a) { return a.v; }
 inline float hmax(F32 a) { return a.v; }
+// y[i] += lane i, in float64.
+inline void add_to_doubles(F32 a, double* y) { *y += static_cast<double>(a.v); }
 
 // As many int32 lanes.
 struct I32 {

@@ -53,6 +53,14 @@ class Activation(enum.Enum):
 
     SiLU = 0
 
+    GELU = 1
+
+    GELUTanh = 2
+
+    ClampedSwiGLU = 3
+
+    ReLUSquared = 4
+
 class Matrix:
     """A weight matrix [rows, cols] over packed bytes, kept alive."""
 
@@ -87,8 +95,10 @@ class ExpertPart:
 class ExpertBank:
     """The experts of one layer: gate and up [I, H], down [H, I]."""
 
-    def __init__(self, gate: ExpertPart, up: ExpertPart, down: ExpertPart, activation: Activation, owner: object | None) -> None:
-        """owner: whatever keeps the memory behind the addresses alive."""
+    def __init__(self, gate: ExpertPart, up: ExpertPart, down: ExpertPart, activation: Activation, owner: object | None, alpha: float = 1.7020000219345093, limit: float = 7.0) -> None:
+        """
+        alpha, limit: of ClampedSwiGLU. owner: whatever keeps the memory behind the addresses alive.
+        """
 
     @property
     def experts(self) -> int: ...
@@ -149,13 +159,13 @@ class Context:
 
     def add_rms_norm(self, x: torch.Tensor | numpy.typing.NDArray[Any], residual: torch.Tensor | numpy.typing.NDArray[Any], weight: torch.Tensor | numpy.typing.NDArray[Any], eps: float, out: torch.Tensor | numpy.typing.NDArray[Any]) -> None: ...
 
-    def silu_mul(self, gate: torch.Tensor | numpy.typing.NDArray[Any], up: torch.Tensor | numpy.typing.NDArray[Any], out: torch.Tensor | numpy.typing.NDArray[Any]) -> None: ...
+    def gated_activation(self, gate: torch.Tensor | numpy.typing.NDArray[Any], up: torch.Tensor | numpy.typing.NDArray[Any], activation: Activation, alpha: float, limit: float, out: torch.Tensor | numpy.typing.NDArray[Any]) -> None: ...
 
     def rotary(self, q: torch.Tensor | numpy.typing.NDArray[Any], k: torch.Tensor | numpy.typing.NDArray[Any], cos: torch.Tensor | numpy.typing.NDArray[Any], sin: torch.Tensor | numpy.typing.NDArray[Any], interleaved: bool) -> None: ...
 
     def write_kv(self, k: torch.Tensor | numpy.typing.NDArray[Any], v: torch.Tensor | numpy.typing.NDArray[Any], k_cache: torch.Tensor | numpy.typing.NDArray[Any], v_cache: torch.Tensor | numpy.typing.NDArray[Any], slots: torch.Tensor | numpy.typing.NDArray[Any]) -> None: ...
 
-    def paged_attention(self, q: torch.Tensor | numpy.typing.NDArray[Any], k_cache: torch.Tensor | numpy.typing.NDArray[Any], v_cache: torch.Tensor | numpy.typing.NDArray[Any], block_table: torch.Tensor | numpy.typing.NDArray[Any], sequence: torch.Tensor | numpy.typing.NDArray[Any], positions: torch.Tensor | numpy.typing.NDArray[Any], scale: float, window: int | None, out: torch.Tensor | numpy.typing.NDArray[Any]) -> None: ...
+    def paged_attention(self, q: torch.Tensor | numpy.typing.NDArray[Any], k_cache: torch.Tensor | numpy.typing.NDArray[Any], v_cache: torch.Tensor | numpy.typing.NDArray[Any], block_table: torch.Tensor | numpy.typing.NDArray[Any], sequence: torch.Tensor | numpy.typing.NDArray[Any], positions: torch.Tensor | numpy.typing.NDArray[Any], scale: float, window: int | None, sinks: torch.Tensor | numpy.typing.NDArray[Any] | None, out: torch.Tensor | numpy.typing.NDArray[Any]) -> None: ...
 
     def route_topk(self, logits: torch.Tensor | numpy.typing.NDArray[Any], renormalize: bool, weights: torch.Tensor | numpy.typing.NDArray[Any], ids: torch.Tensor | numpy.typing.NDArray[Any]) -> None: ...
 

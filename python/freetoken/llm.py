@@ -127,17 +127,7 @@ class LLM:
     def stats(self) -> Stats:
         """Times and counts since loading or the last `reset_stats`, and the configuration."""
         runtime = self._model.runtime
-        experts = ExpertCounts()
-        if runtime is not None:
-            total = runtime.stats().total
-            experts = ExpertCounts(
-                steps=total.steps,
-                active=total.active,
-                hits=total.hits,
-                misses=total.misses,
-                fetched=total.fetched,
-                cpu=total.cpu,
-            )
+        experts = ExpertCounts() if runtime is None else runtime.stats().total
         timing = self._model.engine.timer.timing(self._load_s)
         return Stats(timing=timing, experts=experts, config=self._model.report)
 

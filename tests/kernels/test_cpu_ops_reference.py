@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from freetoken.formats import (
     PlanarFormat,
 )
 from freetoken.formats.base import WeightFormat
+from freetoken.kernels.activations import Activation, ClampedSwiGlu
 from freetoken.kernels.cpu import CpuOps
 from support.reference_ops import ReferenceOps
 
@@ -54,17 +56,26 @@ def close(found: torch.Tensor, expected: torch.Tensor, relative: float = 2e-6) -
 
 
 @pytest.mark.parametrize("shape", [(1, 576), (7, 40), (3, 5, 64)])
-def test_norms_and_activation(ops: CpuOps, shape: tuple[int, ...]) -> None:
+def test_norms(ops: CpuOps, shape: tuple[int, ...]) -> None:
     x, weight = numbers(*shape, seed=1, scale=3), numbers(shape[-1], seed=2)
     close(ops.rms_norm(x, weight, 1e-5), REFERENCE.rms_norm(x, weight, 1e-5))
-    gate, up = x.reshape(-1, shape[-1]), numbers(*shape, seed=3).reshape(-1, shape[-1])
-    close(ops.silu_mul(gate, up), REFERENCE.silu_mul(gate, up))
+    added, up = x.reshape(-1, shape[-1]), numbers(*shape, seed=3).reshape(-1, shape[-1])
     ours, theirs = up.clone(), up.clone()
     close(
-        ops.add_rms_norm(gate, ours, weight, 1e-6),
-        REFERENCE.add_rms_norm(gate, theirs, weight, 1e-6),
+        ops.add_rms_norm(added, ours, weight, 1e-6),
+        REFERENCE.add_rms_norm(added, theirs, weight, 1e-6),
     )
     assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "activation", ["silu", "gelu", "gelu_tanh", "relu2", ClampedSwiGlu(), ClampedSwiGlu(1.1, 0.5)]
+)
+def test_gated_activations(ops: CpuOps, activation: Activation) -> None:
+    gate, up = numbers(7, 43, seed=20, scale=5), numbers(7, 43, seed=21, scale=5)
+    found = ops.gated_activation(gate, up, activation)
+    expected = REFERENCE.gated_activation(gate, up, activation)
+    torch.testing.assert_close(found, expected, rtol=5e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -79,10 +90,11 @@ def test_rotary(ops: CpuOps, interleaved: bool, rotary_dims: int) -> None:
     close(k, expected_k)
 
 
+@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 17, 300])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 40), (4, 1, 128)])
 def test_a_cache_filled_by_write_kv_is_attended(
-    ops: CpuOps, heads: int, kv_heads: int, dim: int, window: int | None
+    ops: CpuOps, heads: int, kv_heads: int, dim: int, window: int | None, has_sinks: bool
 ) -> None:
     page_tokens, lengths = 16, (37, 290)
     pages = torch.randperm(40, generator=torch.Generator().manual_seed(7))[:38].int() + 1
@@ -103,8 +115,10 @@ def test_a_cache_filled_by_write_kv_is_attended(
     positions = torch.tensor([*range(37), 0, 289, 5, 256], dtype=torch.int32)
     q = numbers(len(sequence), heads, dim, seed=30)
     arguments = (q, k_cache, v_cache, table, sequence, positions)
-    found = ops.paged_attention(*arguments, scale=dim**-0.5, window=window)
-    close(found, REFERENCE.paged_attention(*arguments, scale=dim**-0.5, window=window), 5e-6)
+    sinks = numbers(heads, seed=31, scale=2) if has_sinks else None
+    options: dict[str, Any] = {"scale": dim**-0.5, "window": window, "sinks": sinks}
+    found = ops.paged_attention(*arguments, **options)
+    close(found, REFERENCE.paged_attention(*arguments, **options), 5e-6)
     assert torch.equal(found[39], torch.zeros(heads, dim))
     for t in (0, 15, 16, 36, 38, 40):
         alone = ops.paged_attention(
@@ -114,8 +128,7 @@ def test_a_cache_filled_by_write_kv_is_attended(
             table,
             sequence[t : t + 1].clone(),
             positions[t : t + 1].clone(),
-            scale=dim**-0.5,
-            window=window,
+            **options,
         )
         assert torch.equal(alone[0], found[t])
 

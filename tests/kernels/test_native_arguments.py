@@ -44,6 +44,9 @@ def part(rows: int, cols: int, seed: int) -> tuple[_native.ExpertPart, npt.NDArr
     return native, weights
 
 
+def sums(tokens: int) -> Tensor:
+    """Room for what experts add up to."""
+    return torch.zeros(tokens, H, dtype=torch.float64)
 def test_scales_of_a_matrix_are_checked() -> None:
     mxfp4, q8_0 = _native.Format.MXFP4_PAIRS, _native.Format.Q8_0
     codes, scales = np.zeros(4 * 32, np.uint8), np.zeros(4 * 2, np.uint8)
@@ -166,7 +169,9 @@ Call = Callable[[_native.Context], None]
             r"residual: found shape \[1, 64\], expected \[2, 64\] like x",
         ),
         (
-            lambda c: c.silu_mul(zeros(2, H), zeros(2, 32), zeros(2, H)),
+            lambda c: c.gated_activation(
+                zeros(2, H), zeros(2, 32), _native.Activation.GELU, 0.0, 0.0, zeros(2, H)
+            ),
             r"up: found shape \[2, 32\], expected \[2, 64\] like gate",
         ),
         (
@@ -193,13 +198,13 @@ Call = Callable[[_native.Context], None]
                 zeros(1, H),
                 zeros(1, 2),
                 torch.tensor([[0, E]], dtype=torch.int32),
-                zeros(1, H),
+                sums(1),
             ),
             "ids: found 3 at position 1, expected numbers from -1 to 2",
         ),
         (
             lambda c: c.experts(
-                bank(), zeros(1, H), zeros(1, 3), zeros(1, 2, dtype=torch.int32), zeros(1, H)
+                bank(), zeros(1, H), zeros(1, 3), zeros(1, 2, dtype=torch.int32), sums(1)
             ),
             r"ids: found shape \[1, 2\], expected \[1, 3\] like weights",
         ),
@@ -220,6 +225,7 @@ def attend(context: _native.Context, **changes: object) -> Tensor:
         "positions": torch.tensor([3, 4, 3], dtype=torch.int32),
         "scale": 0.3,
         "window": None,
+        "sinks": None,
         "out": zeros(3, 4, 8),
     }
     arguments.update(changes)
@@ -239,6 +245,8 @@ def test_attention_reads_only_pages_that_exist(context: _native.Context) -> None
         attend(context, sequence=torch.tensor([0, 0, 2], dtype=torch.int32))
     with pytest.raises(ValueError, match="q: found 3 heads, expected a multiple of the 2"):
         attend(context, q=zeros(3, 3, 8), out=zeros(3, 3, 8))
+    with pytest.raises(ValueError, match=r"sinks: found shape \[2\], expected \[4\]"):
+        attend(context, sinks=zeros(2))
     with pytest.raises(ValueError, match="window: expected at least 1"):
         attend(context, window=0)
 
@@ -260,11 +268,19 @@ def test_a_bank_checks_that_its_parts_agree() -> None:
         _native.ExpertPart(_native.Format.F32, INNER, H, null, null, 4 * H, 4, 0, 0)
 
 
+def test_expert_sums_are_float64(context: _native.Context) -> None:
+    ids = torch.zeros(1, 1, dtype=torch.int32)
+    with pytest.raises(TypeError, match="out: found float32, expected float64"):
+        context.experts(bank(), zeros(1, H), zeros(1, 1), ids, zeros(1, H))
+    with pytest.raises(TypeError, match="out: found items of type 'f', expected float64"):
+        context.experts(bank(), zeros(1, H), zeros(1, 1), ids, np.zeros((1, H), np.float32))
+
+
 def test_submitted_work_equals_direct_work_and_outlives_its_arrays(
     context: _native.Context,
 ) -> None:
     weights, ids = torch.rand(2, 2), torch.tensor([[0, 2], [-1, 1]], dtype=torch.int32)
-    x, direct, submitted = torch.randn(2, H), zeros(2, H), zeros(2, H)
+    x, direct, submitted = torch.randn(2, H), sums(2), sums(2)
     context.experts(bank(), x, weights, ids, direct)
     pending = context.experts_submit(bank(), x.clone(), weights.clone(), ids.clone(), submitted)
     gc.collect()
@@ -277,28 +293,28 @@ def test_submitted_work_equals_direct_work_and_outlives_its_arrays(
 def test_forgotten_work_is_finished_before_its_arrays_go(context: _native.Context) -> None:
     weights, ids = torch.rand(4, 2), torch.ones(4, 2, dtype=torch.int32)
     for _ in range(50):
-        context.experts_submit(bank(), torch.randn(4, H), weights, ids, torch.empty(4, H))
+        context.experts_submit(bank(), torch.randn(4, H), weights, ids, sums(4))
     gc.collect()
 
 
 def test_work_without_routes_is_done_at_once(context: _native.Context) -> None:
-    out = torch.ones(1, H)
+    out = sums(1) + 1
     ids = torch.tensor([[-1, 1]], dtype=torch.int32)
     pending = context.experts_submit(bank(), zeros(1, H), torch.tensor([[1.0, 0.0]]), ids, out)
-    assert pending.done and torch.equal(out, zeros(1, H))
+    assert pending.done and torch.equal(out, sums(1))
     pending.wait()
 
 
 def test_threads_of_python_may_share_a_context(context: _native.Context) -> None:
     x, weights = torch.randn(2, H), torch.rand(2, 2)
     ids = torch.tensor([[0, 2], [1, 1]], dtype=torch.int32)
-    shared, expected = bank(), zeros(2, H)
+    shared, expected = bank(), sums(2)
     context.experts(shared, x, weights, ids, expected)
     wrong: list[int] = []
 
     def work(number: int) -> None:
         for _ in range(100):
-            out = zeros(2, H)
+            out = sums(2)
             if number % 2:
                 context.experts(shared, x, weights, ids, out)
             else:

@@ -89,6 +89,7 @@ def test_the_gated_mlp() -> None:
     x = torch.randn(3, HIDDEN)
     g = g_of(x)
     expected = d_of(g * torch.sigmoid(g) * u_of(x))
+    mlp = GatedMlp(ops, gate=gate, up=up, down=down, activation="silu")
     for phase in Phase:
-        found = GatedMlp(ops, gate=gate, up=up, down=down).forward(x, phase, None)
+        found = mlp.forward(x, phase, None)
         assert torch.allclose(found.double(), expected, atol=1e-5)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from freetoken.checkpoints.base import TensorEntry
+from freetoken.layers.linear import Linear
 from freetoken.layers.moe import OffloadMoELayer
 from freetoken.models.spec import MoeSpec
 from freetoken.moe.hybrid_decode import GpuExpertRunner
@@ -23,17 +24,18 @@ class RecordingStrategy:
     def __init__(self) -> None:
         self.runners: dict[int, GpuExpertRunner] = {}
         self.calls: list[tuple[str, int, Tensor, Tensor, Tensor]] = []
+        self.added = torch.tensor(1.0, dtype=torch.float64)
 
     def register(self, layer_id: int, runner: GpuExpertRunner) -> None:
         self.runners[layer_id] = runner
 
     def decode(self, layer_id: int, hidden: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         self.calls.append(("decode", layer_id, hidden, weights, ids))
-        return hidden + 1
+        return hidden.double() + self.added
 
     def prefill(self, layer_id: int, hidden: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         self.calls.append(("prefill", layer_id, hidden, weights, ids))
-        return hidden + 2
+        return hidden.double() + 2
 
 
 class RecordingKernel:
@@ -54,11 +56,12 @@ class RecordingKernel:
 
 
 def make_layer(
-    strategy: RecordingStrategy, kernel: RecordingKernel | None, ops: OrderedOps | None = None
+    strategy: RecordingStrategy, kernel: RecordingKernel | None, bias: Tensor | None = None
 ) -> OffloadMoELayer:
-    ops = OrderedOps() if ops is None else ops
+    ops = OrderedOps()
     data = ROUTER.numpy().reshape(-1).view("uint8")
-    router = ops.matrix(TensorEntry("router", TOY_F32, (4, 2), "router.bin", data))  # type: ignore[arg-type]
+    matrix = ops.matrix(TensorEntry("router", TOY_F32, (4, 2), "router.bin", data))  # type: ignore[arg-type]
+    router = Linear(ops, matrix, bias)
     return OffloadMoELayer(7, router, SPEC, ops, strategy, kernel)  # type: ignore[arg-type]
 
 
@@ -77,6 +80,16 @@ def test_routes_are_delegated_by_phase(phase: Phase, name: str, added: int) -> N
     odds = torch.tensor([[1.0, 2.0]]).exp().flip(1)
     torch.testing.assert_close(weights[:1], odds / odds.sum())
     assert torch.equal(out, x + added)
+
+
+def test_a_router_bias_counts() -> None:
+    strategy = RecordingStrategy()
+    bias = torch.tensor([-9.0, 0.0, 0.0, 5.0])
+    make_layer(strategy, None, bias).forward(torch.tensor([[2.0, 1.0]]), Phase.DECODE)
+    _, _, _, weights, ids = strategy.calls[0]
+    assert ids.tolist() == [[3, 1]]
+    odds = torch.tensor([[4.0, 1.0]]).exp()
+    torch.testing.assert_close(weights, odds / odds.sum())
 
 
 def test_padded_rows_ask_for_nothing() -> None:
@@ -100,6 +113,15 @@ def test_the_registered_callback_is_the_layers_kernel() -> None:
     assert got_hidden is hidden
     assert got_weights is weights
     assert got_slots is slots
+
+
+def test_the_sum_over_experts_is_rounded_once() -> None:
+    strategy = RecordingStrategy()
+    strategy.added = torch.tensor([2.0**-24, 3 * 2.0**-25], dtype=torch.float64)
+    x = torch.ones(1, 2)
+    out = make_layer(strategy, None).forward(x, Phase.DECODE)
+    assert out.dtype == torch.float32
+    assert out.tolist() == [[1.0, 1.0 + 2.0**-23]]
 
 
 def test_without_slots_there_is_no_callback() -> None:

@@ -15,8 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from freetoken.errors import CapacityError
 from freetoken.moe.lru import FetchCap
 from freetoken.moe.offload_cache import OffloadMoeCache
-from freetoken.moe.stats import ExpertCounter, ExpertCounts
+from freetoken.moe.stats import ExpertCounter
 from freetoken.moe.store import PackedExpertStore, SlotPool
+from freetoken.telemetry import ExpertCounts
 from support.moe_fakes import HostMemory, random_layer
 
 LAYERS = [random_layer(0, 6), random_layer(1, 6)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from freetoken.moe.stats import ExpertCounter, ExpertCounts, count_active, total_counts
+from freetoken.moe.stats import ExpertCounter, count_active, total_counts
+from freetoken.telemetry import ExpertCounts
 
 
 def test_counter_keeps_layers_apart_and_adds_up() -> None:

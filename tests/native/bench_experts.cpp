@@ -114,7 +114,8 @@ int main(int argc, char** argv) {
 
   ft::ThreadPool pool(ft::physical_cpus(ft::allowed_cpus()));
   std::normal_distribution<float> normal;
-  std::vector<float> x(static_cast<std::size_t>(tokens * kHidden)), y(x.size());
+  std::vector<float> x(static_cast<std::size_t>(tokens * kHidden));
+  std::vector<double> y(x.size());
   for (float& v : x) v = normal(rng);
   std::vector<float> weights(static_cast<std::size_t>(tokens * kTopK), 0.125f);
   std::vector<std::int32_t> ids(weights.size()), order(kExperts);

@@ -1,4 +1,5 @@
 // The expert task: against a plain reference, and bit for bit against itself in every arrangement.
+#include <algorithm>
 #include <cstring>
 #include <limits>
 
@@ -23,6 +24,11 @@ struct Shape {
 struct Layer {
   std::vector<Weights> gate, up, down;
   ft::ExpertBank bank;
+  std::vector<std::vector<float>> biases;   // gate, up and down of each expert, if the bank has them
+
+  double bias(int part, std::int64_t expert, std::int64_t row) const {
+    return biases.empty() ? 0.0 : biases[static_cast<std::size_t>(expert * 3 + part)][static_cast<std::size_t>(row)];
+  }
 };
 
 ft::ExpertPart part_of(const std::vector<Weights>& experts) {
@@ -53,6 +59,33 @@ Layer make_layer(Format gate, Format up, Format down, const Shape& s, bool plane
   return layer;
 }
 
+void add_biases(Layer& layer, unsigned seed) {
+  ft::ExpertPart* const parts[] = {&layer.bank.gate, &layer.bank.up, &layer.bank.down};
+  for (std::size_t e = 0; e < layer.gate.size(); ++e) {
+    for (ft::ExpertPart* part : parts) layer.biases.push_back(random_floats(part->rows, ++seed));
+  }
+  for (std::size_t e = 0; e < layer.gate.size(); ++e) {
+    for (std::size_t i = 0; i < 3; ++i) {
+      parts[i]->biases.push_back(reinterpret_cast<std::uint64_t>(layer.biases[e * 3 + i].data()));
+    }
+  }
+}
+
+double gated(const ft::GatedActivation& a, double g, double u) {
+  switch (a.kind) {
+    case ft::Activation::SiLU: return g / (1 + std::exp(-g)) * u;
+    case ft::Activation::GELU: return g * std::erfc(-g / std::sqrt(2.0)) / 2 * u;
+    case ft::Activation::GELUTanh:
+      return g * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (g + 0.044715 * g * g * g))) / 2 * u;
+    case ft::Activation::ClampedSwiGLU: {
+      const double c = std::min<double>(g, a.limit), d = std::clamp<double>(u, -a.limit, a.limit);
+      return c / (1 + std::exp(-static_cast<double>(a.alpha) * c)) * (d + 1);
+    }
+    case ft::Activation::ReLUSquared: return std::max(g, 0.0) * std::max(g, 0.0) * u;
+  }
+  return std::nan("");
+}
+
 struct Batch {
   std::int64_t tokens, top_k;
   std::vector<float> x, weights;
@@ -72,8 +105,8 @@ Batch make_batch(const Shape& s, std::int64_t tokens, std::int64_t top_k, unsign
   return b;
 }
 
-std::vector<float> run(ft::ThreadPool& pool, const KernelSet& kernels, const Layer& layer, const Batch& b) {
-  std::vector<float> y(b.x.size(), -3.0f);
+std::vector<double> run(ft::ThreadPool& pool, const KernelSet& kernels, const Layer& layer, const Batch& b) {
+  std::vector<double> y(b.x.size(), -3.0);
   const ft::ExpertArgs args{&layer.bank,      b.x.data(), b.ids.data(),
                             b.weights.data(), y.data(),   b.tokens, b.top_k};
   pool.run(*ft::make_expert_task(kernels, args, pool.size()));
@@ -117,8 +150,9 @@ void reference(const Layer& layer, const Batch& b, std::vector<double>& y, std::
     const std::vector<double> x_up = as_read(layer.bank.up.format, b.x, precision);
     std::vector<float> inner_values;
     for (std::int64_t r = 0; r < inner; ++r) {
-      const double g = row_dot(layer.gate[e], r, x_gate);
-      inner_values.push_back(static_cast<float>(g / (1 + std::exp(-g)) * row_dot(layer.up[e], r, x_up)));
+      const double g = row_dot(layer.gate[e], r, x_gate) + layer.bias(0, b.ids[k], r);
+      const double u = row_dot(layer.up[e], r, x_up) + layer.bias(1, b.ids[k], r);
+      inner_values.push_back(static_cast<float>(gated(layer.bank.activation, g, u)));
     }
     const std::vector<double> read = as_read(layer.bank.down.format, inner_values, precision);
     double norm = 0;
@@ -127,7 +161,7 @@ void reference(const Layer& layer, const Batch& b, std::vector<double>& y, std::
     for (std::int64_t r = 0; r < hidden; ++r) {
       double row_norm = 0;
       for (std::int64_t c = 0; c < inner; ++c) row_norm += layer.down[e].at(r, c) * layer.down[e].at(r, c);
-      y[static_cast<std::size_t>(r)] += weight * row_dot(layer.down[e], r, read);
+      y[static_cast<std::size_t>(r)] += weight * (row_dot(layer.down[e], r, read) + layer.bias(2, b.ids[k], r));
       size[static_cast<std::size_t>(r)] += std::abs(weight * layer.down[e].matrix.factor) * std::sqrt(norm * row_norm);
     }
   }
@@ -147,7 +181,7 @@ TEST(experts_match_the_reference_for_every_format_and_top_k) {
       const Layer layer = make_layer(format, format, format, shape, format == Format::Q4_0, 100);
       for (const std::int64_t top_k : {1, 2, 3, 8, 16}) {
         const Batch batch = make_batch(shape, 3, top_k, 7);
-        const std::vector<float> y = run(pool, *kernels, layer, batch);
+        const std::vector<double> y = run(pool, *kernels, layer, batch);
         for (std::int64_t t = 0; t < batch.tokens; ++t) {
           std::vector<double> want, size;
           reference(layer, token_of(batch, shape.hidden, t), want, size);
@@ -169,7 +203,7 @@ TEST(exact_activations_and_factors) {
     for (const Format format : weights::kAll) {
       const Layer layer = make_layer(format, format, format, shape, false, 900, 1.5f);
       const Batch batch = make_batch(shape, 5, 2, 19);
-      const std::vector<float> y = run(pool, *kernels, layer, batch);
+      const std::vector<double> y = run(pool, *kernels, layer, batch);
       for (std::int64_t t = 0; t < batch.tokens; ++t) {
         std::vector<double> want, size;
         reference(layer, token_of(batch, shape.hidden, t), want, size, ft::Precision::Exact);
@@ -195,13 +229,76 @@ TEST(parts_of_different_formats_and_odd_sizes) {
       const Shape shape{3, floats ? 37 : 96, weights::quantized(mix[2]) ? 160 : 45};
       const Layer layer = make_layer(mix[0], mix[1], mix[2], shape, false, 3);
       const Batch batch = make_batch(shape, 2, 2, 9);
-      const std::vector<float> y = run(pool, *kernels, layer, batch);
+      const std::vector<double> y = run(pool, *kernels, layer, batch);
       for (std::int64_t t = 0; t < 2; ++t) {
         std::vector<double> want, size;
         reference(layer, token_of(batch, shape.hidden, t), want, size);
         for (std::size_t h = 0; h < want.size(); ++h) {
           CHECK_NEAR(y[static_cast<std::size_t>(t * shape.hidden) + h], want[h], 0.03 * size[h]);
         }
+      }
+    }
+  }
+}
+
+// An inner value now is of the order of 10, so that limits and cubes matter.
+TEST(every_activation_with_and_without_biases) {
+  ft::ThreadPool pool(std::vector<int>{0, 0});
+  const Shape shape{4, 96, 64};
+  const ft::GatedActivation activations[] = {{ft::Activation::GELU},
+                                             {ft::Activation::GELUTanh},
+                                             {ft::Activation::ClampedSwiGLU},
+                                             {ft::Activation::ClampedSwiGLU, 1.1f, 0.5f},
+                                             {ft::Activation::ReLUSquared},
+                                             {ft::Activation::SiLU}};
+  for (const KernelSet* kernels : weights::kernel_sets()) {
+    for (const Format format : {Format::F32, Format::Q8_0}) {
+      for (const bool biased : {false, true}) {
+        Layer layer = make_layer(format, format, format, shape, true, 150);
+        if (biased) add_biases(layer, 70);
+        for (const ft::GatedActivation& activation : activations) {
+          layer.bank.activation = activation;
+          const Batch batch = make_batch(shape, 3, 3, 8);
+          const std::vector<double> y = run(pool, *kernels, layer, batch);
+          for (std::int64_t t = 0; t < batch.tokens; ++t) {
+            std::vector<double> want, size;
+            reference(layer, token_of(batch, shape.hidden, t), want, size);
+            for (std::size_t h = 0; h < want.size(); ++h) {
+              const double relative = weights::quantized(format) ? 0.03 : 2e-5;
+              CHECK_NEAR(y[static_cast<std::size_t>(t * shape.hidden) + h], want[h], relative * (size[h] + 1));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// What a hybrid step does: some routes here, the others there. Sums of a handful of float32 terms are
+// exact in float64, so nothing shows of how they were divided or ordered.
+TEST(any_division_of_the_routes_adds_up_to_the_same_bits) {
+  ft::ThreadPool pool(std::vector<int>{0, 0});
+  const Shape shape{16, 96, 64};
+  for (const KernelSet* kernels : weights::kernel_sets()) {
+    const Layer layer = make_layer(Format::Q4_0, Format::Q8_0, Format::BF16, shape, false, 250);
+    for (const std::int64_t top_k : {3, 4, 8, 16}) {
+      const Batch all = make_batch(shape, 3, top_k, 19);
+      const std::vector<double> want = run(pool, *kernels, layer, all);
+      std::mt19937 rng(5);
+      for (int round = 0; round < 8; ++round) {
+        Batch parts[3] = {all, all, all};
+        for (std::size_t route = 0; route < all.ids.size(); ++route) {
+          const unsigned part = rng() % 3;
+          for (unsigned p = 0; p < 3; ++p) {
+            if (p != part) parts[p].ids[route] = -1;
+          }
+        }
+        std::vector<double> sum(want.size(), 0.0);
+        for (const Batch& part : parts) {
+          const std::vector<double> y = run(pool, *kernels, layer, part);
+          for (std::size_t i = 0; i < y.size(); ++i) sum[i] += y[i];
+        }
+        CHECK(sum == want);
       }
     }
   }
@@ -214,11 +311,11 @@ TEST(a_token_gets_the_same_bits_alone_in_a_batch_and_on_any_number_of_threads) {
     for (const Format format : weights::kAll) {
       const Layer layer = make_layer(format, format, format, shape, false, 200);
       const Batch batch = make_batch(shape, 200, 3, 11);   // groups of over 64 tokens
-      const std::vector<float> y = run(three, *kernels, layer, batch);
-      CHECK(std::memcmp(y.data(), run(one, *kernels, layer, batch).data(), y.size() * 4) == 0);
+      const std::vector<double> y = run(three, *kernels, layer, batch);
+      CHECK(std::memcmp(y.data(), run(one, *kernels, layer, batch).data(), y.size() * sizeof y[0]) == 0);
       for (const std::int64_t t : {0, 1, 63, 64, 199}) {
-        const std::vector<float> alone = run(three, *kernels, layer, token_of(batch, shape.hidden, t));
-        CHECK(std::memcmp(alone.data(), y.data() + t * shape.hidden, alone.size() * 4) == 0);
+        const std::vector<double> alone = run(three, *kernels, layer, token_of(batch, shape.hidden, t));
+        CHECK(std::memcmp(alone.data(), y.data() + t * shape.hidden, alone.size() * sizeof alone[0]) == 0);
       }
     }
   }
@@ -270,14 +367,14 @@ TEST(skipped_routes_leave_no_trace) {
   for (std::size_t k = 0; k < 4; ++k) batch.weights[8 + k] = 0.0f;  // token 2: all weights zero
   batch.ids[13] = -1;                                               // token 3: two of four
   batch.weights[14] = 0.0f;
-  const std::vector<float> y = run(pool, kernels, layer, batch);
-  for (std::size_t i = 64; i < 192; ++i) CHECK(y[i] == 0.0f && !std::signbit(y[i]));
+  const std::vector<double> y = run(pool, kernels, layer, batch);
+  for (std::size_t i = 64; i < 192; ++i) CHECK(y[i] == 0.0 && !std::signbit(y[i]));
   Batch kept = token_of(batch, 64, 3);
   kept.top_k = 2;
   kept.ids = {batch.ids[12], batch.ids[15]};
   kept.weights = {batch.weights[12], batch.weights[15]};
-  const std::vector<float> want = run(pool, kernels, layer, kept);
-  CHECK(std::memcmp(want.data(), y.data() + 192, 64 * 4) == 0);
+  const std::vector<double> want = run(pool, kernels, layer, kept);
+  CHECK(std::memcmp(want.data(), y.data() + 192, 64 * sizeof y[0]) == 0);
 }
 
 TEST(a_batch_without_routes_is_zero) {
@@ -286,7 +383,7 @@ TEST(a_batch_without_routes_is_zero) {
   const Layer layer = make_layer(Format::Q8_0, Format::Q8_0, Format::Q8_0, shape, false, 1);
   Batch batch = make_batch(shape, 3, 2, 1);
   for (std::int32_t& id : batch.ids) id = -1;
-  for (const float v : run(pool, ft::select_kernels(nullptr), layer, batch)) CHECK_EQ(v, 0.0f);
+  for (const double v : run(pool, ft::select_kernels(nullptr), layer, batch)) CHECK_EQ(v, 0.0);
 }
 
 TEST(a_token_may_name_an_expert_twice) {
@@ -295,8 +392,8 @@ TEST(a_token_may_name_an_expert_twice) {
   const KernelSet& kernels = ft::select_kernels(nullptr);
   const Layer layer = make_layer(Format::Q8_0, Format::Q8_0, Format::Q8_0, shape, false, 5);
   const std::vector<float> x = random_floats(64, 3);
-  const std::vector<float> twice = run(pool, kernels, layer, {1, 2, x, {0.25f, 0.5f}, {1, 1}});
-  const std::vector<float> once = run(pool, kernels, layer, {1, 1, x, {0.75f}, {1}});
+  const std::vector<double> twice = run(pool, kernels, layer, {1, 2, x, {0.25f, 0.5f}, {1, 1}});
+  const std::vector<double> once = run(pool, kernels, layer, {1, 1, x, {0.75f}, {1}});
   for (std::size_t i = 0; i < 64; ++i) CHECK_NEAR(twice[i], once[i], 1e-6 * std::abs(once[i]));
 }
 
@@ -307,10 +404,10 @@ TEST(what_is_not_finite_stays_with_its_token) {
     for (const Format format : weights::kAll) {
       const Layer layer = make_layer(format, format, format, shape, false, 500);
       Batch batch = make_batch(shape, 5, 2, 17);
-      const std::vector<float> clean = run(pool, *kernels, layer, batch);
+      const std::vector<double> clean = run(pool, *kernels, layer, batch);
       for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
         batch.x[2 * 96 + 33] = bad;
-        const std::vector<float> y = run(pool, *kernels, layer, batch);
+        const std::vector<double> y = run(pool, *kernels, layer, batch);
         for (std::size_t i = 0; i < y.size(); ++i) {
           if (i / 96 == 2) CHECK(!std::isfinite(y[i]));
           else CHECK_EQ(y[i], clean[i]);
@@ -327,8 +424,8 @@ TEST(a_submitted_task_gives_the_same_bits) {
   const Layer layer = make_layer(Format::Q4_0, Format::Q4_0, Format::Q8_0, shape, false, 600);
   for (unsigned round = 0; round < 20; ++round) {
     const Batch batch = make_batch(shape, 1 + round % 5, 4, round);
-    const std::vector<float> want = run(pool, kernels, layer, batch);
-    std::vector<float> y(want.size());
+    const std::vector<double> want = run(pool, kernels, layer, batch);
+    std::vector<double> y(want.size());
     const ft::ExpertArgs args{&layer.bank, batch.x.data(), batch.ids.data(), batch.weights.data(), y.data(),
                               batch.tokens, batch.top_k};
     const auto ticket = pool.submit(ft::make_expert_task(kernels, args, pool.size()));
@@ -354,7 +451,7 @@ TEST(a_task_for_fewer_lanes_than_there_are_is_refused) {
   const Shape shape{1, 32, 32};
   const Layer layer = make_layer(Format::F32, Format::F32, Format::F32, shape, false, 800);
   const Batch b = make_batch(shape, 1, 1, 1);
-  std::vector<float> y(32);
+  std::vector<double> y(32);
   const ft::ExpertArgs args{&layer.bank, b.x.data(), b.ids.data(), b.weights.data(), y.data(), 1, 1};
   CHECK_THROWS(pool.run(*ft::make_expert_task(ft::select_kernels(nullptr), args, 1)), std::logic_error,
                "made for 1 lanes runs on 2");

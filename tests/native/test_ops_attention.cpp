@@ -18,16 +18,18 @@ const float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 struct Shape {
   std::int64_t q_heads, kv_heads, dim, page_tokens, window;
+  bool has_sinks = false;
 };
 
 // Sequences whose pages lie shuffled in the caches. Whatever no position owns is NaN.
 struct Cache {
   Shape shape;
   std::int64_t max_pages;
-  std::vector<float> k, v;
+  std::vector<float> k, v, sinks;
   std::vector<std::int32_t> table;
 
   Cache(const Shape& s, const std::vector<std::int64_t>& lengths, unsigned seed) : shape(s) {
+    if (s.has_sinks) sinks = random_floats(s.q_heads, seed + 77, 2.0f);
     const std::int64_t longest = *std::max_element(lengths.begin(), lengths.end());
     const std::int64_t sequences = static_cast<std::int64_t>(lengths.size());
     max_pages = (longest + s.page_tokens - 1) / s.page_tokens;
@@ -78,7 +80,8 @@ std::vector<float> attend(ThreadPool& pool, const KernelSet& kernels, const Cach
   paged_attention(pool, kernels,
                   {q.q.data(), c.k.data(), c.v.data(), c.table.data(), q.sequence.data(), q.positions.data(),
                    out.data(), q.tokens(), s.q_heads, s.kv_heads, s.dim, s.page_tokens, c.max_pages,
-                   1.0f / std::sqrt(static_cast<float>(s.dim)), s.window});
+                   1.0f / std::sqrt(static_cast<float>(s.dim)), s.window,
+                   c.sinks.empty() ? nullptr : c.sinks.data()});
   return out;
 }
 
@@ -94,7 +97,7 @@ std::vector<double> exact_head(const Cache& c, const Queries& q, std::int64_t t,
     scores.push_back(dot / std::sqrt(static_cast<double>(s.dim)));
   }
   const double largest = *std::max_element(scores.begin(), scores.end());
-  double sum = 0.0;
+  double sum = s.has_sinks ? std::exp(c.sinks[head] - largest) : 0.0;
   for (double& score : scores) sum += score = std::exp(score - largest);
   for (std::int64_t p = first; p <= last; ++p) {
     const float* value = &c.v[(c.at(q.sequence[t], p) * s.kv_heads + kv) * s.dim];
@@ -124,7 +127,8 @@ TEST(every_head_shape_and_page_boundary) {
   for (const KernelSet* kernels : all_kernels()) {
     for (const Shape& s : {Shape{9, 3, 64, 16, 0}, Shape{4, 4, 40, 8, 0}, Shape{5, 1, 80, 16, 0},
                            Shape{8, 2, 128, 32, 0}, Shape{6, 2, 13, 4, 0}, Shape{3, 1, 1, 1, 0},
-                           Shape{4, 2, 64, 16, 5}, Shape{2, 1, 20, 7, 1}}) {
+                           Shape{4, 2, 64, 16, 5}, Shape{2, 1, 20, 7, 1}, Shape{8, 2, 64, 16, 0, true},
+                           Shape{6, 2, 13, 4, 9, true}}) {
       const Cache cache(s, {33, 70, 1}, 5);
       std::vector<std::int32_t> sequence, positions;
       for (const std::int32_t p : {0, 3, 4, 7, 8, 15, 16, 17, 31, 32}) {
@@ -156,7 +160,7 @@ TEST(long_contexts_and_windows_across_chunks) {
 TEST(a_token_does_not_depend_on_batch_or_lanes) {
   for (const KernelSet* kernels : all_kernels()) {
     for (const std::int64_t window : {0, 300}) {
-      const Shape s{6, 2, 64, 16, window};
+      const Shape s{6, 2, 64, 16, window, window > 0};
       const Cache cache(s, {900, 700, 40}, 11);
       std::vector<std::int32_t> sequence, positions;
       for (std::int32_t p = 0; p < 40; ++p) {   // a prefill
@@ -202,6 +206,20 @@ TEST(large_scores_do_not_overflow) {
     const Cache cache(s, {600}, 17);
     const Queries q = queries(s, {0, 0}, {599, 10}, 1e4f);
     for (const float v : attend(*pools()[0], *kernels, cache, q)) CHECK(std::isfinite(v));
+  }
+}
+
+TEST(a_sink_takes_its_share_whatever_its_size) {
+  for (const KernelSet* kernels : all_kernels()) {
+    const Shape s{3, 1, 16, 16, 0, true};
+    Cache cache(s, {400}, 18);
+    const Queries q = queries(s, {0}, {399});
+    Cache none = cache;
+    none.sinks.clear();
+    cache.sinks = {-1e4f, 1e4f, -std::numeric_limits<float>::infinity()};
+    const std::vector<float> with = attend(*pools()[0], *kernels, cache, q);
+    const std::vector<float> without = attend(*pools()[0], *kernels, none, q);
+    for (std::size_t i = 0; i < with.size(); ++i) CHECK_EQ(with[i], i / 16 == 1 ? 0.0f : without[i]);
   }
 }
 

@@ -89,7 +89,7 @@ TEST(max_of_negative_and_infinite_numbers) {
   }
 }
 
-TEST(dot_add_and_axpy) {
+TEST(dot_add_and_add_scaled) {
   for (const KernelSet* kernels : all_kernels()) {
     for (const std::int64_t n : kSizes) {
       const std::vector<float> a = random_floats(n, 2), b = random_floats(n, 3);
@@ -99,49 +99,140 @@ TEST(dot_add_and_axpy) {
         size += std::abs(static_cast<double>(a[i]) * b[i]);
       }
       CHECK_NEAR(kernels->dot_f32(a.data(), b.data(), n), dot, 1e-6 * size);
-      std::vector<float> added = b, scaled = b;
+      std::vector<float> added = b;
+      std::vector<double> scaled(b.begin(), b.end());
       kernels->add(a.data(), added.data(), n);
-      kernels->axpy(0.37f, a.data(), scaled.data(), n);
+      kernels->add_scaled(0.37f, a.data(), scaled.data(), n);
       for (std::size_t i = 0; i < a.size(); ++i) {
         CHECK_EQ(added[i], a[i] + b[i]);
         const volatile float product = 0.37f * a[i];   // volatile: no fused multiply-add here either
-        CHECK_EQ(scaled[i], product + b[i]);
+        CHECK_EQ(scaled[i], static_cast<double>(product) + b[i]);
       }
     }
   }
 }
 
-TEST(silu_mul_matches_and_never_overflows) {
+namespace {
+
+double normal_tail(double a) { return std::erfc(a / std::sqrt(2.0)) / 2; }
+
+double exact_gated(const GatedActivation& a, double g, double u) {
+  switch (a.kind) {
+    case Activation::SiLU: return g / (1 + std::exp(-g)) * u;
+    case Activation::GELU: return g * normal_tail(-g) * u;
+    case Activation::GELUTanh: {
+      const double z = std::sqrt(2 / std::acos(-1.0)) * (g + 0.044715 * g * g * g);
+      return g / (1 + std::exp(-2 * z)) * u;
+    }
+    case Activation::ClampedSwiGLU: {
+      const double c = std::min<double>(g, a.limit), d = std::clamp<double>(u, -a.limit, a.limit);
+      return c / (1 + std::exp(-static_cast<double>(a.alpha) * c)) * (d + 1);
+    }
+    case Activation::ReLUSquared: return std::pow(std::max(g, 0.0), 2) * u;
+  }
+  return kNaN;
+}
+
+const std::vector<GatedActivation> kGated = {{Activation::SiLU},
+                                             {Activation::GELU},
+                                             {Activation::GELUTanh},
+                                             {Activation::ClampedSwiGLU},
+                                             {Activation::ClampedSwiGLU, 0.7f, 1.5f},
+                                             {Activation::ReLUSquared}};
+
+float gated_of(const KernelSet& kernels, const GatedActivation& a, float gate, float up) {
+  kernels.activate(a, &gate, &up, &gate, 1);
+  return gate;
+}
+
+}  // namespace
+
+// GELU's exponent -g^2 / 2 is rounded, which costs g^2 / 2 * 2^-24 of the result; its tanh form and the
+// clamped unit round the argument of an exponential likewise. (d + 1) is rounded near d = -1.
+TEST(gated_activations_match_on_the_whole_range) {
   for (const KernelSet* kernels : all_kernels()) {
-    for (const std::int64_t n : kSizes) {
-      std::vector<float> gate = random_floats(n, 4, 4.0f), up = random_floats(n, 5), y(gate.size());
-      kernels->silu_mul(gate.data(), up.data(), y.data(), n);
+    for (const GatedActivation& a : kGated) {
+      std::vector<float> gate, up;
+      for (float g = -13.0f; g < 13.0f; g += 0.00713f) {
+        gate.push_back(g);
+        up.push_back(std::sin(g * 37.0f) * 9.0f);
+      }
+      for (const float g : {0.0f, -0.0f, 1e-30f, -1e-30f, 1e-6f, -1e-6f}) {
+        gate.push_back(g);
+        up.push_back(1.0f);
+      }
+      std::vector<float> y(gate.size(), kNaN);
+      kernels->activate(a, gate.data(), up.data(), y.data(), static_cast<std::int64_t>(gate.size()));
       for (std::size_t i = 0; i < gate.size(); ++i) {
-        const double exact = gate[i] / (1.0 + std::exp(-static_cast<double>(gate[i]))) * up[i];
-        CHECK_NEAR(y[i], exact, 4e-7 * std::abs(exact));
+        const double exact = exact_gated(a, gate[i], up[i]);
+        const double exponent = std::abs(gate[i]) * (1 + 0.1 * gate[i] * gate[i]);
+        const double slack = a.kind == Activation::ClampedSwiGLU ? 1e-6 : 1e-36;   // exp overflows at 88.7
+        CHECK_NEAR(y[i], exact, (1e-6 + 1.2e-7 * exponent) * std::abs(exact) + slack);
       }
     }
-    const std::vector<float> gate = {-1e30f, -1e4f, -89.0f, -88.0f, 0.0f, 88.0f, 1e4f, 1e30f, -90.0f, kNaN};
-    const std::vector<float> up(gate.size(), 1.0f);
-    std::vector<float> y(gate.size());
-    kernels->silu_mul(gate.data(), up.data(), y.data(), static_cast<std::int64_t>(gate.size()));
-    for (const std::size_t i : {0, 1, 2, 3, 8}) CHECK_NEAR(y[i], 0.0, 1e-36);
-    CHECK_EQ(y[4], 0.0f);
-    for (const std::size_t i : {5, 6, 7}) CHECK_EQ(y[i], gate[i]);
-    CHECK(std::isnan(y[9]));
   }
 }
 
-TEST(silu_mul_does_not_depend_on_lanes) {
+TEST(gated_activations_are_the_same_for_any_length) {
+  for (const KernelSet* kernels : all_kernels()) {
+    for (const GatedActivation& a : kGated) {
+      const std::vector<float> gate = random_floats(100, 4, 4.0f), up = random_floats(100, 5);
+      std::vector<float> whole(100);
+      kernels->activate(a, gate.data(), up.data(), whole.data(), 100);
+      for (const std::int64_t n : kSizes) {
+        if (n > 100) continue;
+        std::vector<float> y = gate;   // in place
+        kernels->activate(a, y.data(), up.data(), y.data(), n);
+        for (std::int64_t i = 0; i < 100; ++i) CHECK_EQ(y[i], i < n ? whole[i] : gate[i]);
+      }
+    }
+  }
+}
+
+TEST(gated_activations_of_large_numbers) {
+  for (const KernelSet* kernels : all_kernels()) {
+    for (const Activation kind : {Activation::SiLU, Activation::GELU, Activation::GELUTanh}) {
+      for (const float g : {88.0f, 1e4f, 1e18f}) {
+        CHECK_EQ(gated_of(*kernels, {kind}, g, 1.0f), g);
+        CHECK_NEAR(gated_of(*kernels, {kind}, -g, 1.0f), 0.0, 1e-36);
+      }
+    }
+    CHECK_NEAR(gated_of(*kernels, {Activation::ClampedSwiGLU}, 1e30f, -1e30f),
+               7 / (1 + std::exp(-7 * 1.702)) * -6, 1e-5);
+    CHECK_NEAR(gated_of(*kernels, {Activation::ClampedSwiGLU}, -1e30f, 3.0f), 0.0, 1e-36);
+    CHECK_EQ(gated_of(*kernels, {Activation::ReLUSquared}, 1e10f, 2.0f), 1e10f * 1e10f * 2.0f);
+    CHECK_EQ(gated_of(*kernels, {Activation::ReLUSquared}, -1e10f, 2.0f), 0.0f);
+  }
+}
+
+TEST(no_activation_hides_what_is_not_finite) {
+  for (const KernelSet* kernels : all_kernels()) {
+    for (const GatedActivation& a : kGated) {
+      for (const float bad : {kNaN, kInf, -kInf}) {
+        CHECK(!std::isfinite(gated_of(*kernels, a, bad, 1.0f)));
+        CHECK(!std::isfinite(gated_of(*kernels, a, 1.0f, bad)));
+        std::vector<float> gate(19, 1.0f), y(19);
+        const std::vector<float> up(19, 2.0f);
+        gate[3] = bad;
+        kernels->activate(a, gate.data(), up.data(), y.data(), 19);
+        for (std::size_t i = 0; i < y.size(); ++i) CHECK_EQ(std::isfinite(y[i]), i != 3);
+      }
+    }
+  }
+}
+
+TEST(gated_activations_do_not_depend_on_lanes) {
   for (const KernelSet* kernels : all_kernels()) {
     const std::int64_t n = 40 * 1024 + 13;
     const std::vector<float> gate = random_floats(n, 6, 4.0f), up = random_floats(n, 7);
-    std::vector<float> alone(gate.size());
-    kernels->silu_mul(gate.data(), up.data(), alone.data(), n);
-    for (const auto& pool : pools()) {
-      std::vector<float> y(gate.size(), kNaN);
-      silu_mul(*pool, *kernels, gate.data(), up.data(), y.data(), n);
-      CHECK(y == alone);
+    for (const GatedActivation& a : kGated) {
+      std::vector<float> alone(gate.size());
+      kernels->activate(a, gate.data(), up.data(), alone.data(), n);
+      for (const auto& pool : pools()) {
+        std::vector<float> y(gate.size(), kNaN);
+        gated_activation(*pool, *kernels, a, gate.data(), up.data(), y.data(), n);
+        CHECK(y == alone);
+      }
     }
   }
 }

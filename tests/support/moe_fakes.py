@@ -14,7 +14,7 @@ from freetoken.errors import CapacityError
 from freetoken.formats.base import ByteRange, WeightFormat
 from freetoken.kernels.base import ExpertBank
 from freetoken.moe.store import ExpertTensor, LayerExperts
-from support.reference_ops import ReferenceOps, read_expert, silu
+from support.reference_ops import ReferenceOps, gated, read_expert
 
 
 @dataclass(frozen=True)
@@ -112,17 +112,18 @@ def random_routes(
 
 
 class OrderedKernel:
-    """The ExpertKernel contract to the letter: float32 terms, added one by one in order of k."""
+    """The ExpertKernel contract to the letter: float32 terms, added in float64 in order of k."""
 
     def __init__(self, bank: ExpertBank) -> None:
         self.bank = bank
 
     def __call__(self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        out = torch.zeros_like(hidden_states)
+        out = torch.zeros_like(hidden_states, dtype=torch.float64)
         for token in range(len(hidden_states)):
             for weight, expert in zip(topk_weights[token], topk_ids[token].tolist(), strict=True):
                 if expert >= 0 and weight != 0:
-                    out[token] += weight * self._expert(expert, hidden_states[token])
+                    term = weight * self._expert(expert, hidden_states[token])
+                    out[token] += term.double()
         return out
 
     def submit(
@@ -136,7 +137,7 @@ class OrderedKernel:
             for part in (self.bank.gate, self.bank.up, self.bank.down)
         )
         wide = x.double()
-        return (down @ (silu(gate @ wide) * (up @ wide))).float()
+        return (down @ gated(self.bank.activation, gate @ wide, up @ wide)).float()
 
 
 class DeferredExperts:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from freetoken.checkpoints.base import TensorEntry
 from freetoken.formats.base import WeightFormat
+from freetoken.kernels.activations import Activation, ClampedSwiGlu
 from freetoken.kernels.base import ExpertBank, ExpertPart
 
 INT8_BLOCK = 32
@@ -53,8 +54,19 @@ def multiplied(x: Tensor, fmt: WeightFormat, int8: bool) -> Tensor:
     return x.double()
 
 
-def silu(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(x)
+def gated(activation: Activation, gate: Tensor, up: Tensor) -> Tensor:
+    """act(gate) * up in float64."""
+    gate, up = gate.double(), up.double()
+    if isinstance(activation, ClampedSwiGlu):
+        gate = gate.clamp(max=activation.limit)
+        up = up.clamp(-activation.limit, activation.limit)
+        return gate * torch.sigmoid(activation.alpha * gate) * (up + 1)
+    if activation == "relu2":
+        return torch.relu(gate).square() * up
+    if activation == "silu":
+        return torch.nn.functional.silu(gate) * up
+    approximate = {"gelu": "none", "gelu_tanh": "tanh"}[activation]
+    return torch.nn.functional.gelu(gate, approximate=approximate) * up
 
 
 def bytes_at(
@@ -125,7 +137,6 @@ class ReferenceExpertKernel:
     """Experts of a bank. Reads the bank's memory on every call, as slots change between calls."""
 
     def __init__(self, bank: ExpertBank, int8_activations: bool) -> None:
-        assert bank.activation == "silu", bank.activation
         self._bank = bank
         self._int8 = int8_activations
 
@@ -135,7 +146,7 @@ class ReferenceExpertKernel:
         assert topk_ids.dtype == torch.int32, topk_ids.dtype
         assert bool((topk_ids < self._bank.experts).all()), "an id beyond the bank's experts"
         experts: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        out = torch.zeros(hidden_states.shape, dtype=torch.float32)
+        out = torch.zeros(hidden_states.shape, dtype=torch.float64)
         for t in range(tokens):
             for k in range(top_k):
                 expert = int(topk_ids[t, k])
@@ -143,7 +154,8 @@ class ReferenceExpertKernel:
                     continue
                 if expert not in experts:
                     experts[expert] = self._read(expert)
-                out[t] += topk_weights[t, k] * self._mlp(experts[expert], hidden_states[t]).float()
+                term = topk_weights[t, k] * self._mlp(experts[expert], hidden_states[t]).float()
+                out[t] += term.double()
         return out
 
     def submit(
@@ -162,8 +174,11 @@ class ReferenceExpertKernel:
     def _mlp(self, weights: tuple[Tensor, Tensor, Tensor], x: Tensor) -> Tensor:
         gate, up, down = weights
         bank = self._bank
-        gated = silu(gate @ self._activations(bank.gate, x))
-        inner = (gated * (up @ self._activations(bank.up, x))).float()
+        inner = gated(
+            bank.activation,
+            gate @ self._activations(bank.gate, x),
+            up @ self._activations(bank.up, x),
+        ).float()
         return down @ self._activations(bank.down, inner)
 
     def _activations(self, part: ExpertPart, x: Tensor) -> Tensor:
@@ -218,8 +233,8 @@ class ReferenceOps:
         residual += x
         return self.rms_norm(residual, weight, eps)
 
-    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
-        return (silu(gate.double()) * up.double()).float()
+    def gated_activation(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+        return gated(activation, gate, up).float()
 
     def rotary_(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> None:
         for x in (q, k):
@@ -242,6 +257,7 @@ class ReferenceOps:
         *,
         scale: float,
         window: int | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         group = q.shape[1] // k_cache.shape[2]
         page_tokens = k_cache.shape[1]
@@ -256,7 +272,10 @@ class ReferenceOps:
             keys = k_cache[pages, seen % page_tokens].double().repeat_interleave(group, dim=1)
             values = v_cache[pages, seen % page_tokens].double().repeat_interleave(group, dim=1)
             scores = torch.einsum("hd,phd->hp", q[t].double(), keys) * scale
-            out[t] = torch.einsum("hp,phd->hd", scores.softmax(dim=-1), values).float()
+            if sinks is not None:
+                scores = torch.cat([scores, sinks.double()[:, None]], dim=1)
+            shares = scores.softmax(dim=-1)[:, : len(seen)]
+            out[t] = torch.einsum("hp,phd->hd", shares, values).float()
         return out
 
     def route_topk(self, logits: Tensor, top_k: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from freetoken.checkpoints.base import TensorEntry
 from freetoken.formats.base import WeightFormat
+from freetoken.kernels.activations import Activation
 
 
 class Matrix(Protocol):
@@ -62,7 +63,7 @@ class ExpertBank:
     gate: ExpertPart
     up: ExpertPart
     down: ExpertPart
-    activation: str
+    activation: Activation
     owners: Sequence[Any]
 
     @property
@@ -74,7 +75,7 @@ class PendingExperts(Protocol):
     """Expert work under way on the worker pool."""
 
     def wait(self) -> Tensor:
-        """Block until done (without the GIL) and return float32 [T, H]. Call once."""
+        """Block until done (without the GIL) and return float64 [T, H]. Call once."""
         ...
 
 
@@ -82,12 +83,13 @@ class ExpertKernel(Protocol):
     """The experts of one bank, bound to the kernels of their formats."""
 
     def __call__(self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        """sum_k weights[t, k] * expert[ids[t, k]](hidden[t]) over ids >= 0: float32 [T, H].
+        """sum_k weights[t, k] * expert[ids[t, k]](hidden[t]) over ids >= 0: float64 [T, H].
 
         hidden_states float32 [T, H], topk_weights float32 [T, K], topk_ids int32 [T, K]. An id of
-        -1 is skipped, as is a weight of exactly zero. Terms are added in the order of k, each
-        rounded to float32 before it is added (no fused multiply-add): with two experts per token
-        a sum of two calls that share the routes then has the bits of one call's.
+        -1 is skipped, as is a weight of exactly zero. Each term is rounded to float32, and terms
+        are added in float64, where a sum of a handful of float32 numbers is exact unless they lie
+        more than 2^25 apart. So calls that share the routes of a token, however divided, add up to
+        the bits of one call with all of them, and the layer rounds to float32 once.
         """
         ...
 
@@ -143,8 +145,11 @@ class Ops(Protocol):
         """residual += x in place, then rms_norm(residual). Both [T, H]."""
         ...
 
-    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
-        """silu(gate) * up, elementwise, [T, I]."""
+    def gated_activation(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+        """act(gate) * up, elementwise, [T, I]; what is not finite in either is not in the result.
+
+        Raises CheckpointError for an activation without kernel.
+        """
         ...
 
     def rotary_(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> None:
@@ -172,13 +177,15 @@ class Ops(Protocol):
         *,
         scale: float,
         window: int | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Causal attention of every token over the cached tokens of its own sequence.
 
         q [T, Hq, D]; block_table int32 [S, P]: the pages of each sequence; sequence int32 [T]: the
         row of block_table; positions int32 [T]. Token t sees positions p <= positions[t], and with
         a window only p > positions[t] - window. Query head h reads key head h // (Hq / Hk).
-        Returns [T, Hq, D].
+        `sinks` float32 [Hq] is one more logit of each head in the softmax, which takes its share
+        and adds no value. Returns [T, Hq, D].
         """
         ...
 

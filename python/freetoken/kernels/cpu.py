@@ -18,9 +18,29 @@ from freetoken import _native
 from freetoken.checkpoints.base import TensorEntry
 from freetoken.errors import CheckpointError, ConfigError
 from freetoken.formats.base import WeightFormat
+from freetoken.kernels.activations import Activation, ClampedSwiGlu
 from freetoken.kernels.base import ExpertBank, ExpertPart, Matrix, PendingExperts
 
-ACTIVATIONS = {"silu": _native.Activation.SiLU}
+ACTIVATIONS = {
+    "silu": _native.Activation.SiLU,
+    "gelu": _native.Activation.GELU,
+    "gelu_tanh": _native.Activation.GELUTanh,
+    "relu2": _native.Activation.ReLUSquared,
+}
+
+
+def native_activation(activation: Activation) -> tuple[_native.Activation, float, float]:
+    """Kind, alpha and limit. Raises CheckpointError for one without kernel."""
+    if isinstance(activation, ClampedSwiGlu):
+        return _native.Activation.ClampedSwiGLU, activation.alpha, activation.limit
+    if activation not in ACTIVATIONS:
+        raise CheckpointError(
+            "no CPU kernel for this activation",
+            found=activation,
+            expected=f"one of {', '.join(ACTIVATIONS)}, or a clamped SwiGLU",
+            hint="use a model with one of these activations",
+        )
+    return ACTIVATIONS[activation], 0.0, 0.0
 
 
 # How quantised weights read activations (--cpu-activations).
@@ -47,14 +67,14 @@ class CpuExpertKernel:
         self._bank = bank
 
     def __call__(self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        out = torch.empty_like(hidden_states)
+        out = torch.empty_like(hidden_states, dtype=torch.float64)
         self._context.experts(self._bank, hidden_states, topk_weights, topk_ids, out)
         return out
 
     def submit(
         self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
     ) -> PendingExperts:
-        out = torch.empty_like(hidden_states)
+        out = torch.empty_like(hidden_states, dtype=torch.float64)
         pending = self._context.experts_submit(
             self._bank, hidden_states, topk_weights, topk_ids, out
         )
@@ -119,19 +139,15 @@ class CpuOps:
         )
 
     def expert_kernel(self, bank: ExpertBank) -> CpuExpertKernel:
-        if bank.activation not in ACTIVATIONS:
-            raise CheckpointError(
-                "no CPU kernel for the experts' activation",
-                found=bank.activation,
-                expected=f"one of {', '.join(ACTIVATIONS)}",
-                hint="use a model with one of these activations",
-            )
+        kind, alpha, limit = native_activation(bank.activation)
         native = _native.ExpertBank(
             self._native_part(bank.gate),
             self._native_part(bank.up),
             self._native_part(bank.down),
-            ACTIVATIONS[bank.activation],
+            kind,
             bank.owners,
+            alpha,
+            limit,
         )
         return CpuExpertKernel(self._context, native)
 
@@ -166,9 +182,9 @@ class CpuOps:
         self._context.add_rms_norm(x, residual, weight, eps, out)
         return out
 
-    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+    def gated_activation(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
         out = torch.empty_like(gate)
-        self._context.silu_mul(gate, up, out)
+        self._context.gated_activation(gate, up, *native_activation(activation), out)
         return out
 
     def rotary_(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> None:
@@ -190,10 +206,11 @@ class CpuOps:
         *,
         scale: float,
         window: int | None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         out = torch.empty_like(q)
         self._context.paged_attention(
-            q, k_cache, v_cache, block_table, sequence, positions, scale, window, out
+            q, k_cache, v_cache, block_table, sequence, positions, scale, window, sinks, out
         )
         return out
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from freetoken.kernels.base import ExpertKernel, Matrix, Ops
+from freetoken.kernels.base import ExpertKernel, Ops
+from freetoken.layers.linear import Linear
 from freetoken.moe.phase import Phase
 from freetoken.moe.strategies.base import ExpertStrategy
 
@@ -24,7 +26,7 @@ class OffloadMoELayer:
     def __init__(
         self,
         layer_id: int,
-        router: Matrix,
+        router: Linear,
         moe: MoeSpec,
         ops: Ops,
         strategy: ExpertStrategy,
@@ -40,18 +42,17 @@ class OffloadMoELayer:
             strategy.register(layer_id, self._experts_on_slots)
 
     def forward(self, x: Tensor, phase: Phase, padded: Tensor | None = None) -> Tensor:
-        """x float32 [T, H] -> [T, H]. `padded` bool [T] marks rows that are nobody's: they ask
-        for no expert and come out zero."""
-        logits = self._ops.linear(x, self._router)
+        """x float32 [T, H] -> float32 [T, H]: here the sum over experts is rounded. `padded`
+        bool [T] marks rows that are nobody's: they ask for no expert and come out zero."""
+        logits = self._router(x)
         weights, ids = self._ops.route_topk(
             logits, self._moe.top_k, renormalize=self._moe.renormalize
         )
         if padded is not None:
             weights = weights.masked_fill(padded[:, None], 0.0)
             ids = ids.masked_fill(padded[:, None], -1)
-        if phase is Phase.DECODE:
-            return self._strategy.decode(self._layer_id, x, weights, ids)
-        return self._strategy.prefill(self._layer_id, x, weights, ids)
+        run = self._strategy.decode if phase is Phase.DECODE else self._strategy.prefill
+        return run(self._layer_id, x, weights, ids).to(torch.float32)
 
     def _experts_on_slots(self, hidden_states: Tensor, weights: Tensor, slots: Tensor) -> Tensor:
         return self._expert_kernel(hidden_states, weights, slots)

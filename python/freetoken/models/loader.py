@@ -88,7 +88,8 @@ def _expected(
         yield names.mlp_norm.format(layer=layer), (spec.hidden,)
         if isinstance(mlp, MoeSpec):
             sizes = ExpertSizes(mlp.experts, spec.hidden, mlp.intermediate)
-            yield names.router.format(layer=layer), (mlp.experts, spec.hidden)
+            router = names.router.format(layer=layer)
+            yield from _expected_linear(router, (mlp.experts, spec.hidden), mlp.router_bias)
             yield from names.expert_layout(checkpoint, layer, sizes).shapes(layer, sizes)
             continue
         for template, shape in (
@@ -213,8 +214,8 @@ class _Builder:
             for layer_id, (layer, moe) in enumerate(zip(layers, specs, strict=True))
         ]
         routers = [
-            self._ops.matrix(self._checkpoint.tensor(self._names.router.format(layer=layer)))
-            for layer in layers
+            self._linear(self._names.router.format(layer=layer), moe.router_bias)
+            for layer, moe in zip(layers, specs, strict=True)
         ]
         runtime = make_moe(experts, specs[0])
         strategy = make_strategy(runtime)
@@ -240,6 +241,7 @@ class _Builder:
             gate=self._linear(names.gate.format(layer=layer), mlp.bias),
             up=self._linear(names.up.format(layer=layer), mlp.bias),
             down=self._linear(names.down.format(layer=layer), mlp.bias),
+            activation=mlp.activation,
         )
 
     def _attention(self, layer: int) -> PagedAttention:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+
+from freetoken.kernels.activations import Activation
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class MoeSpec:
     top_k: int
     intermediate: int
     renormalize: bool
-    activation: Literal["silu"]
+    activation: Activation
+    router_bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class DenseMlpSpec:
     """A gated feed-forward layer."""
 
     intermediate: int
-    activation: Literal["silu"]
+    activation: Activation
     bias: bool
 
 

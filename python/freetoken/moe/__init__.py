@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from freetoken.moe.runtime import MoeConfig, OffloadMoeRuntime
-from freetoken.moe.stats import ExpertCounts, MoeStats
+from freetoken.moe.stats import MoeStats
 from freetoken.moe.store import ExpertTensor, LayerExperts
 from freetoken.moe.strategies import ExpertStrategy, make_strategy
+from freetoken.telemetry import ExpertCounts
 
 __all__ = [
     "ExpertCounts",

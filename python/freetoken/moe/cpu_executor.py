@@ -22,7 +22,7 @@ class CpuMoeExecutor:
     """Runs the experts of any layer on the CPU. `kernels` has one bound kernel per MoE layer.
 
     Shapes as in ExpertKernel: hidden_states float32 [T, H], topk_weights float32 [T, K],
-    topk_ids int32 [T, K] where -1 is skipped; results are float32 [T, H].
+    topk_ids int32 [T, K] where -1 is skipped; results are float64 [T, H].
     """
 
     def __init__(self, kernels: Sequence[ExpertKernel]) -> None:

@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-# (hidden_states [T, H], topk_weights [T, K], slots int32 [T, K], all >= 0) -> [T, H]
+# (hidden_states [T, H], topk_weights [T, K], slots int32 [T, K], all >= 0) -> float64 [T, H]
 GpuExpertRunner = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 PendingT = TypeVar("PendingT")
@@ -74,7 +74,8 @@ class HybridDecodeExecutor(Generic[PendingT]):
         self.record_stats = record_stats
 
     def decode(self, request: HybridDecodeRequest, gpu_expert_runner: GpuExpertRunner) -> Tensor:
-        """sum_k weights[t, k] * expert[ids[t, k]](hidden[t]): float32 [T, H].
+        """sum_k weights[t, k] * expert[ids[t, k]](hidden[t]): float64 [T, H]. The two
+        partial sums of float32 terms add up to the same bits however the routes were divided.
 
         Rewrites request.topk_ids in place (slots, or -1). Whatever is raised on the way, submitted
         CPU work has been waited for.

@@ -7,25 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
+from freetoken.telemetry import ExpertCounts
 
 _FEW_IDS = 64
-
-
-@dataclass(frozen=True)
-class ExpertCounts:
-    """Experts asked for, in steps of one layer or of the whole model.
-
-    `active` counts the distinct experts of each step (an expert that a step looks up in several
-    waves counts once for each). Always: active = hits + misses, misses = fetched + cpu.
-    """
-
-    steps: int = 0
-    active: int = 0
-    hits: int = 0
-    misses: int = 0
-    fetched: int = 0
-    cpu: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,6 +49,12 @@ class ExpertCounter:
         row[1] += hits
         row[2] += fetched
         row[3] += cpu
+
+    def add_routes(self, layer_id: int, topk_ids: Tensor, experts: int, *, on_cpu: bool) -> None:
+        """Add one step whose ids [T, K] all found their experts in slots, or all on the CPU. Reads
+        the ids on the host."""
+        active = count_active(topk_ids.cpu().numpy(), experts)
+        self.add(layer_id, hits=0 if on_cpu else active, fetched=0, cpu=active if on_cpu else 0)
 
     def layer(self, layer_id: int) -> ExpertCounts:
         """Counts of one layer since the last reset."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from freetoken.errors import CheckpointError
 from freetoken.formats.base import ByteRange, WeightFormat
+from freetoken.kernels.activations import Activation
 from freetoken.kernels.base import ExpertBank, ExpertPart
 
 Bytes = npt.NDArray[np.uint8]
@@ -99,7 +100,7 @@ class LayerExperts:
     gate: ExpertTensor
     up: ExpertTensor
     down: ExpertTensor
-    activation: str
+    activation: Activation
 
     def __post_init__(self) -> None:
         shapes = [(part.rows, part.cols, len(part.experts)) for part in self.parts]
@@ -208,7 +209,7 @@ class RecordLayout:
 
     parts: tuple[PartLayout, ...]
     record_bytes: int
-    activation: str
+    activation: Activation
 
     @staticmethod
     def of(layer: LayerExperts) -> RecordLayout:

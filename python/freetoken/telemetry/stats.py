@@ -32,9 +32,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class ExpertCounts:
-    """Experts of decode calls, summed over layers: active = hits + misses, misses = fetched + cpu.
+    """Experts asked for, in steps of one layer or of the whole model.
 
-    An expert that several tokens of one call ask for counts once.
+    `active` counts the distinct experts of each step (an expert that a step looks up in several
+    waves counts once for each). Always: active = hits + misses, misses = fetched + cpu.
     """
 
     steps: int = 0

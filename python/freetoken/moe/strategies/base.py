@@ -13,8 +13,8 @@ class ExpertStrategy(Protocol):
     """Computes sum_k weights[t, k] * expert[ids[t, k]](hidden[t]) for one layer at a time.
 
     hidden_states float32 [T, H], topk_weights float32 [T, K], topk_ids int32 [T, K] contiguous;
-    returns float32 [T, H]. A padded row has id -1 and weight 0 in all K. The ids belong to the
-    strategy from the call on: it may rewrite them in place.
+    returns float64 [T, H], the same bits from every strategy. A padded row has id -1 and weight 0
+    in all K. The ids belong to the strategy from the call on: it may rewrite them in place.
     """
 
     def register(self, layer_id: int, runner: GpuExpertRunner) -> None:

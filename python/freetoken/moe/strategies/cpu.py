@@ -6,7 +6,7 @@ from torch import Tensor
 
 from freetoken.moe.hybrid_decode import GpuExpertRunner
 from freetoken.moe.runtime import OffloadMoeRuntime
-from freetoken.moe.stats import ExpertCounter, count_active
+from freetoken.moe.stats import ExpertCounter
 
 
 class CpuStrategy:
@@ -34,5 +34,4 @@ class CpuStrategy:
         return self._runtime.cpu.decode(layer_id, hidden_states, topk_weights, topk_ids)
 
     def _count(self, counter: ExpertCounter, layer_id: int, topk_ids: Tensor) -> None:
-        active = count_active(topk_ids.cpu().numpy(), self._runtime.experts[layer_id])
-        counter.add(layer_id, hits=0, fetched=0, cpu=active)
+        counter.add_routes(layer_id, topk_ids, self._runtime.experts[layer_id], on_cpu=True)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from freetoken.moe.hybrid_decode import GpuExpertRunner
 from freetoken.moe.runtime import OffloadMoeRuntime
-from freetoken.moe.stats import ExpertCounter, count_active
+from freetoken.moe.stats import ExpertCounter
 from freetoken.moe.strategies.base import RunnerTable
 
 
@@ -39,5 +39,4 @@ class FusedStrategy:
         return self._runners[layer_id](hidden_states, weights, topk_ids.clamp_min(0))
 
     def _count(self, counter: ExpertCounter, layer_id: int, topk_ids: Tensor) -> None:
-        active = count_active(topk_ids.cpu().numpy(), self._runtime.experts[layer_id])
-        counter.add(layer_id, hits=active, fetched=0, cpu=0)
+        counter.add_routes(layer_id, topk_ids, self._runtime.experts[layer_id], on_cpu=False)

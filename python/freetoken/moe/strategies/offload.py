@@ -8,13 +8,11 @@ from torch import Tensor
 from freetoken.moe.hybrid_decode import GpuExpertRunner
 from freetoken.moe.runtime import OffloadMoeRuntime
 from freetoken.moe.strategies.base import RunnerTable
-from freetoken.moe.waves import split_experts, split_tokens
 
 
 class OffloadStrategy:
     """Decode goes in runs of tokens whose experts fit the slots together: one run, unless the
-    batch is large for the cache. A token's routes stay together, so the sum is fused's to the bit.
-    """
+    batch is large for the cache."""
 
     def __init__(self, runtime: OffloadMoeRuntime) -> None:
         self._runtime = runtime
@@ -28,7 +26,7 @@ class OffloadStrategy:
     ) -> Tensor:
         cache, runner = self._runtime.cache, self._runners[layer_id]
         parts = []
-        for run in split_tokens(topk_ids.cpu().numpy(), cache.slots):
+        for run in cache.token_runs(topk_ids):
             slots = topk_ids[run]
             cache.ensure_experts(layer_id, slots)
             cache.record_into(self._runtime.decode_counter, layer_id, steps=int(run.start == 0))
@@ -60,11 +58,9 @@ def prefill_in_waves(
     the number of waves depends on the ids.
     """
     cache = runtime.cache
-    ids = topk_ids.cpu().numpy()
-    out = torch.zeros_like(hidden_states)
-    waves = split_experts(ids, cache.slots, cache.resident(layer_id))
-    for index, routes in enumerate(waves):
-        outside = torch.from_numpy(~routes).to(topk_ids.device)
+    out = torch.zeros_like(hidden_states, dtype=torch.float64)
+    for index, routes in enumerate(cache.expert_waves(layer_id, topk_ids)):
+        outside = ~routes
         slots = topk_ids.masked_fill(outside, -1)
         cache.ensure_experts(layer_id, slots)
         cache.record_into(runtime.prefill_counter, layer_id, steps=int(index == 0))
