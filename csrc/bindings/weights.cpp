@@ -27,10 +27,19 @@ std::vector<std::uint64_t> addresses(const char* name, Array array, bool used) {
   return {view.data(), view.data() + view.size()};
 }
 
+std::vector<std::uint64_t> addresses_for(const char* name, Array array, std::size_t experts) {
+  std::vector<std::uint64_t> found = addresses(name, array, true);
+  if (found.size() == experts) return found;
+  throw nb::value_error((std::string(name) + ": found " + number(static_cast<std::int64_t>(found.size())) +
+                         " addresses, expected one for each of " +
+                         number(static_cast<std::int64_t>(experts)) + " experts")
+                            .c_str());
+}
+
 ExpertPart make_part(Format format, std::int64_t rows, std::int64_t cols, Array codes, Array scales,
                      std::int64_t code_row_stride_bytes, std::int64_t code_block_stride_bytes,
                      std::int64_t scale_row_stride_bytes, std::int64_t scale_block_stride_bytes,
-                     std::optional<Array> factors) {
+                     std::optional<Array> factors, std::optional<Array> biases) {
   check_columns(format, rows, cols);
   ExpertPart part{
       .format = format,
@@ -43,15 +52,8 @@ ExpertPart make_part(Format format, std::int64_t rows, std::int64_t cols, Array 
       .scale_row_stride = scale_row_stride_bytes,
       .scale_block_stride = scale_block_stride_bytes,
   };
-  if (factors) {
-    part.factors = addresses("factors", *factors, true);
-    if (part.factors.size() != part.codes.size()) {
-      throw nb::value_error(("factors: found " + number(static_cast<std::int64_t>(part.factors.size())) +
-                             " addresses, expected one for each of " +
-                             number(static_cast<std::int64_t>(part.codes.size())) + " experts")
-                                .c_str());
-    }
-  }
+  if (factors) part.factors = addresses_for("factors", *factors, part.codes.size());
+  if (biases) part.biases = addresses_for("biases", *biases, part.codes.size());
   if (part.codes.empty() || part.codes.size() != part.scales.size()) {
     throw nb::value_error(("codes, scales: found " + number(static_cast<std::int64_t>(part.codes.size())) +
                            " and " + number(static_cast<std::int64_t>(part.scales.size())) +
@@ -133,9 +135,10 @@ void bind_weights(nb::module_& module) {
       .def(nb::new_(&make_part), nb::arg("format"), nb::arg("rows"), nb::arg("cols"), nb::arg("codes"),
            nb::arg("scales"), nb::arg("code_row_stride_bytes"), nb::arg("code_block_stride_bytes"),
            nb::arg("scale_row_stride_bytes"), nb::arg("scale_block_stride_bytes"),
-           nb::arg("factors") = nb::none(),
+           nb::arg("factors") = nb::none(), nb::arg("biases") = nb::none(),
            "codes, scales: uint64 [E], where each expert's codes and scales begin. factors: uint64 [E], "
-           "where each expert's float32 factor lies; None: all are one. The caller vouches for the memory "
+           "where each expert's float32 factor lies; None: all are one. biases: uint64 [E], where each "
+           "expert's bias, float32 [rows], begins; None: there is none. The caller vouches for the memory "
            "behind them.")
       .def_ro("rows", &ExpertPart::rows)
       .def_ro("cols", &ExpertPart::cols);

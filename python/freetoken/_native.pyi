@@ -81,9 +81,9 @@ class Matrix:
 class ExpertPart:
     """Gate, up or down of every expert, as addresses."""
 
-    def __init__(self, format: Format, rows: int, cols: int, codes: torch.Tensor | numpy.typing.NDArray[Any], scales: torch.Tensor | numpy.typing.NDArray[Any], code_row_stride_bytes: int, code_block_stride_bytes: int, scale_row_stride_bytes: int, scale_block_stride_bytes: int, factors: torch.Tensor | numpy.typing.NDArray[Any] | None = None) -> None:
+    def __init__(self, format: Format, rows: int, cols: int, codes: torch.Tensor | numpy.typing.NDArray[Any], scales: torch.Tensor | numpy.typing.NDArray[Any], code_row_stride_bytes: int, code_block_stride_bytes: int, scale_row_stride_bytes: int, scale_block_stride_bytes: int, factors: torch.Tensor | numpy.typing.NDArray[Any] | None = None, biases: torch.Tensor | numpy.typing.NDArray[Any] | None = None) -> None:
         """
-        codes, scales: uint64 [E], where each expert's codes and scales begin. factors: uint64 [E], where each expert's float32 factor lies; None: all are one. The caller vouches for the memory behind them.
+        codes, scales: uint64 [E], where each expert's codes and scales begin. factors: uint64 [E], where each expert's float32 factor lies; None: all are one. biases: uint64 [E], where each expert's bias, float32 [rows], begins; None: there is none. The caller vouches for the memory behind them.
         """
 
     @property

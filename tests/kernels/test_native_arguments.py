@@ -47,6 +47,8 @@ def part(rows: int, cols: int, seed: int) -> tuple[_native.ExpertPart, npt.NDArr
 def sums(tokens: int) -> Tensor:
     """Room for what experts add up to."""
     return torch.zeros(tokens, H, dtype=torch.float64)
+
+
 def test_scales_of_a_matrix_are_checked() -> None:
     mxfp4, q8_0 = _native.Format.MXFP4_PAIRS, _native.Format.Q8_0
     codes, scales = np.zeros(4 * 32, np.uint8), np.zeros(4 * 2, np.uint8)
@@ -63,21 +65,22 @@ def test_scales_of_a_matrix_are_checked() -> None:
         _native.Matrix(fp8, np.zeros(576 * 130, np.uint8), 576, 130, np.zeros(32, np.uint8))
 
 
-def test_factors_of_experts_are_checked() -> None:
+@pytest.mark.parametrize("what", ["factors", "biases"])
+def test_factors_and_biases_of_experts_are_checked(what: str) -> None:
     weights = np.zeros((E, INNER, H), np.float32)
     codes = np.array([expert.ctypes.data for expert in weights], np.uint64)
     unused = np.zeros(E, np.uint64)
 
-    def with_factors(factors: npt.NDArray[np.uint64]) -> _native.ExpertPart:
+    def part_with(addresses: npt.NDArray[np.uint64]) -> _native.ExpertPart:
         return _native.ExpertPart(
-            _native.Format.F32, INNER, H, codes, unused, 4 * H, 4, 0, 0, factors
+            _native.Format.F32, INNER, H, codes, unused, 4 * H, 4, 0, 0, **{what: addresses}
         )
 
-    assert with_factors(codes).rows == INNER
-    with pytest.raises(ValueError, match=r"factors: found 2 addresses, expected one for each of 3"):
-        with_factors(codes[:2])
-    with pytest.raises(ValueError, match=r"factors: found a null address"):
-        with_factors(unused)
+    assert part_with(codes).rows == INNER
+    with pytest.raises(ValueError, match=f"{what}: found 2 addresses, expected one for each of 3"):
+        part_with(codes[:2])
+    with pytest.raises(ValueError, match=f"{what}: found a null address"):
+        part_with(unused)
 
 
 def bank() -> _native.ExpertBank:

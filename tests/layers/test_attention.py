@@ -29,7 +29,7 @@ def linear(ops: ReferenceOps, rows: int, cols: int, bias: bool = True) -> tuple[
 def test_one_token_attends_to_itself_and_its_past() -> None:
     torch.manual_seed(3)
     ops = ReferenceOps()
-    spec = AttentionSpec(HEADS, KV_HEADS, DIM, 0.3, None, True, True, True)
+    spec = AttentionSpec(HEADS, KV_HEADS, DIM, 0.3, True, True, True)
     query, q_of = linear(ops, HEADS * DIM, HIDDEN)
     key, k_of = linear(ops, KV_HEADS * DIM, HIDDEN)
     value, v_of = linear(ops, KV_HEADS * DIM, HIDDEN)

@@ -31,6 +31,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": None},
     ),
     "mistral-windowed": ("mistral", {"sliding_window": 4}),
+    "mistral-alternating-gelu": (
+        "mistral",
+        {
+            "sliding_window": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "hidden_act": "gelu",
+        },
+    ),
+    "llama-gelu-tanh": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "mixtral-relu2": ("mixtral", {"hidden_act": "relu2"}),
+    "qwen3_moe-gelu": ("qwen3_moe", {"hidden_act": "gelu", "mlp_only_layers": [1]}),
+    "qwen3-later-layers-slide": (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
+    ),
     "qwen3-wide-heads": (
         "qwen3",
         {"hidden_size": 80, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 34},

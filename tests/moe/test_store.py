@@ -23,7 +23,7 @@ from freetoken.moe.store import (
     SlotPool,
 )
 from support.moe_fakes import TOY_F32, TOY_Q8, HostMemory, random_layer
-from support.reference_ops import read_expert
+from support.reference_ops import read_bias, read_expert
 
 GEOMETRIES = [
     ((TOY_Q8, TOY_Q8, TOY_Q8), 16, 8),
@@ -133,6 +133,29 @@ def test_scales_apart_rows_between_others_and_factors(
         pool.fill(0, 0, packed.records(0)[1])
         assert not torch.equal(first, read_expert(gate, 0))
         assert torch.equal(read_expert(gate, 0), weights_of(mapped.bank(0), 1)[0])
+
+
+def test_biases_lie_in_records_and_slots_and_change_with_the_fetch() -> None:
+    layer = random_layer(0, 3, biased=True)
+    mapped, packed = MappedExpertStore([layer]), PackedExpertStore([layer], HostMemory())
+    pool = SlotPool(HostMemory(), [layer], 2)
+    slots = pool.bank(0)
+    assert not read_bias(slots.down, 0).any()
+    for expert in range(3):
+        pool.fill(0, 0, packed.records(0)[expert])
+        for name in ("gate", "up", "down"):
+            biases = getattr(layer, name).biases
+            assert biases is not None
+            wanted = torch.from_numpy(biases[expert]).double()
+            for bank, index in ((mapped.bank(0), expert), (packed.bank(0), expert), (slots, 0)):
+                assert torch.equal(read_bias(getattr(bank, name), index), wanted)
+
+
+@pytest.mark.parametrize("biases", [np.zeros((3, 7), np.float32), np.zeros((3, 8), np.float64)])
+def test_biases_must_fit(biases: np.ndarray) -> None:
+    gate = random_layer(0, 3).gate
+    with pytest.raises(CheckpointError, match=r"gate biases[\s\S]*float32 \[3, 8\]"):
+        replace(gate, biases=biases)
 
 
 def test_parts_without_their_scales_are_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from freetoken.checkpoints.base import TensorEntry
 from freetoken.formats import BF16, F32, Q4_0, Q4_1, Q8_0
 from freetoken.formats.base import WeightFormat
+from freetoken.kernels.activations import ClampedSwiGlu
 from freetoken.layers.linear import Linear
 from freetoken.layers.moe import OffloadMoELayer
 from freetoken.models.spec import MoeSpec
@@ -22,6 +24,7 @@ from freetoken.moe.store import LayerExperts
 from freetoken.moe.strategies import ExpertStrategy, make_strategy
 from freetoken.platforms import Platform, select_platform
 from support.moe_fakes import random_layer, random_routes
+from support.reference_ops import ReferenceOps
 
 EXPERTS, HIDDEN, INTERMEDIATE = 10, 64, 96
 MIXES = {
@@ -30,6 +33,10 @@ MIXES = {
     "q4_1": (Q4_1, Q4_1, Q4_1),
     "bf16": (BF16, BF16, BF16),
     "mixed": (Q4_0, Q4_1, F32),
+}
+TRAITS: dict[str, dict[str, Any]] = {  # experts of "mixed" formats
+    "clamped swiglu with biases": {"activation": ClampedSwiGlu(1.7, 0.2), "biased": True},
+    "gelu": {"activation": "gelu"},
 }
 
 
@@ -101,6 +108,35 @@ def test_all_strategies_agree(platform: Platform, mix: str, top_k: int) -> None:
     assert all(torch.isfinite(result).all() for result in expected)
     assert all(result.abs().max() > 1e-3 for result in expected)
     for config in configs(top_k):
+        runtime, strategy = build(platform, layers, config)
+        with runtime:
+            for found, wanted in zip(run_steps(strategy, steps), expected, strict=True):
+                assert torch.equal(found, wanted), config
+
+
+@pytest.mark.parametrize("trait", TRAITS)
+def test_biases_and_activations_are_the_same_from_slots(platform: Platform, trait: str) -> None:
+    sizes: dict[str, Any] = {"hidden": HIDDEN, "intermediate": INTERMEDIATE}
+    formats = MIXES["mixed"]
+    plain = [random_layer(i, EXPERTS, formats=formats, **sizes) for i in range(2)]
+    layers = [random_layer(i, EXPERTS, formats=formats, **sizes, **TRAITS[trait]) for i in range(2)]
+    steps = random_steps(3)
+    runtime, strategy = build(platform, plain, MoeConfig("cpu", 3))
+    without = run_steps(strategy, steps)
+    runtime.close()
+    runtime = OffloadMoeRuntime.create(layers, MoeConfig("cpu", 3), platform, ReferenceOps(True))
+    reference = run_steps(make_strategy(runtime), steps)
+    runtime, strategy = build(platform, layers, MoeConfig("cpu", 3))
+    expected = run_steps(strategy, steps)
+    runtime.close()
+    for found, wanted, other in zip(expected, reference, without, strict=True):
+        assert (found - wanted).abs().max() < 0.01 * wanted.abs().max()
+        assert (other - wanted).abs().max() > 0.1 * wanted.abs().max()
+    for config in (
+        MoeConfig("fused", 3),
+        MoeConfig("offload", 3, cache_slots=4),
+        MoeConfig("hybrid", 3, cache_slots=3, max_fetch=1),
+    ):
         runtime, strategy = build(platform, layers, config)
         with runtime:
             for found, wanted in zip(run_steps(strategy, steps), expected, strict=True):

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from freetoken.errors import CapacityError
 from freetoken.formats.base import ByteRange, WeightFormat
-from freetoken.kernels.base import ExpertBank
+from freetoken.kernels.activations import Activation
+from freetoken.kernels.base import ExpertBank, ExpertPart
 from freetoken.moe.store import ExpertTensor, LayerExperts
-from support.reference_ops import ReferenceOps, gated, read_expert
+from support.reference_ops import ReferenceOps, gated, read_bias, read_expert
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,14 @@ class HostMemory:
 
 
 def random_tensor(
-    rng: np.random.Generator, name: str, fmt: WeightFormat, rows: int, cols: int, experts: int
+    rng: np.random.Generator,
+    name: str,
+    fmt: WeightFormat,
+    rows: int,
+    cols: int,
+    experts: int,
+    *,
+    biased: bool = False,
 ) -> ExpertTensor:
     """Random weights of about 0.1, in any block format with float16 scales, float32 or bfloat16
     (the upper half of a float32)."""
@@ -78,7 +86,8 @@ def random_tensor(
             start = fmt.scales.offset
             data[:, start : start + fmt.scales.bytes] = scales.view(np.uint8)
         views.append(data.reshape(-1))
-    return ExpertTensor(name, fmt, rows, cols, tuple(views))
+    biases = rng.normal(0, 0.1, (experts, rows)).astype(np.float32) if biased else None
+    return ExpertTensor(name, fmt, rows, cols, tuple(views), biases=biases)
 
 
 def random_layer(
@@ -89,16 +98,18 @@ def random_layer(
     intermediate: int = 8,
     formats: Sequence[WeightFormat] = (TOY_Q8, TOY_Q8, TOY_Q8),
     seed: int = 0,
+    activation: Activation = "silu",
+    biased: bool = False,
 ) -> LayerExperts:
     """One MoE layer with random experts; formats of gate, up and down."""
     rng = np.random.default_rng([seed, layer_id])
     gate, up, down = formats
     return LayerExperts(
         layer_id,
-        random_tensor(rng, "gate", gate, intermediate, hidden, experts),
-        random_tensor(rng, "up", up, intermediate, hidden, experts),
-        random_tensor(rng, "down", down, hidden, intermediate, experts),
-        "silu",
+        random_tensor(rng, "gate", gate, intermediate, hidden, experts, biased=biased),
+        random_tensor(rng, "up", up, intermediate, hidden, experts, biased=biased),
+        random_tensor(rng, "down", down, hidden, intermediate, experts, biased=biased),
+        activation,
     )
 
 
@@ -132,12 +143,14 @@ class OrderedKernel:
         return DeferredExperts(self, (hidden_states, topk_weights, topk_ids))
 
     def _expert(self, expert: int, x: Tensor) -> Tensor:
-        gate, up, down = (
-            read_expert(part, expert).double()
-            for part in (self.bank.gate, self.bank.up, self.bank.down)
-        )
+        bank = self.bank
+
+        def product(part: ExpertPart, inputs: Tensor) -> Tensor:
+            return read_expert(part, expert).double() @ inputs + read_bias(part, expert)
+
         wide = x.double()
-        return (down @ gated(self.bank.activation, gate @ wide, up @ wide)).float()
+        inner = gated(bank.activation, product(bank.gate, wide), product(bank.up, wide))
+        return product(bank.down, inner).float()
 
 
 class DeferredExperts:

@@ -104,6 +104,17 @@ def read_expert(part: ExpertPart, expert: int) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(numbers)).double()
 
 
+def read_bias(part: ExpertPart, expert: int) -> Tensor:
+    """One expert's bias [rows] as float64; zeros where the part has none."""
+    if part.biases is None:
+        return torch.zeros(part.rows, dtype=torch.float64)
+    data = bytes_at(int(part.biases[expert]), (part.rows, 4), (4, 1))
+    return torch.from_numpy(data.copy().view(np.float32).reshape(-1)).double()
+
+
+Parts = tuple[tuple[Tensor, Tensor], ...]  # weights and bias of gate, up and down
+
+
 @dataclass(frozen=True)
 class ReferenceMatrix:
     """A dequantised weight matrix, float64 [rows, cols]."""
@@ -145,7 +156,7 @@ class ReferenceExpertKernel:
         assert hidden_states.shape[0] == tokens and topk_weights.shape == topk_ids.shape
         assert topk_ids.dtype == torch.int32, topk_ids.dtype
         assert bool((topk_ids < self._bank.experts).all()), "an id beyond the bank's experts"
-        experts: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        experts: dict[int, Parts] = {}
         out = torch.zeros(hidden_states.shape, dtype=torch.float64)
         for t in range(tokens):
             for k in range(top_k):
@@ -163,23 +174,22 @@ class ReferenceExpertKernel:
     ) -> FinishedExperts:
         return FinishedExperts(self(hidden_states, topk_weights, topk_ids))
 
-    def _read(self, expert: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _read(self, expert: int) -> Parts:
         bank = self._bank
-        return (
-            read_expert(bank.gate, expert),
-            read_expert(bank.up, expert),
-            read_expert(bank.down, expert),
+        return tuple(
+            (read_expert(part, expert), read_bias(part, expert))
+            for part in (bank.gate, bank.up, bank.down)
         )
 
-    def _mlp(self, weights: tuple[Tensor, Tensor, Tensor], x: Tensor) -> Tensor:
-        gate, up, down = weights
+    def _mlp(self, parts: Parts, x: Tensor) -> Tensor:
+        (gate, gate_bias), (up, up_bias), (down, down_bias) = parts
         bank = self._bank
         inner = gated(
             bank.activation,
-            gate @ self._activations(bank.gate, x),
-            up @ self._activations(bank.up, x),
+            gate @ self._activations(bank.gate, x) + gate_bias,
+            up @ self._activations(bank.up, x) + up_bias,
         ).float()
-        return down @ self._activations(bank.down, inner)
+        return down @ self._activations(bank.down, inner) + down_bias
 
     def _activations(self, part: ExpertPart, x: Tensor) -> Tensor:
         return multiplied(x[None], part.format, self._int8)[0]

@@ -18,7 +18,13 @@ from support.tiny_models import BYTE_SPECIALS, byte_tokens
 
 Array = npt.NDArray[np.float32]
 
-_ARCH = {"llama": "llama", "mixtral": "llama", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"}
+_ARCH = {
+    "llama": "llama",
+    "mixtral": "llama",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "gpt_oss": "gpt-oss",
+}
 _LAYER_NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -32,6 +38,7 @@ _LAYER_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
 }
 _NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -85,8 +92,11 @@ def write_gguf(
             special = [kind for key, kind in (types or {}).items() if key in name]
             usual = _type_of(name, parameter, expert_type, dense_type, embedding_type)
             type_ = special[0] if special else usual
-            stored = quantize(parameter.numpy(), type_)
-            parameter.copy_(torch.from_numpy(dequantize(stored, type_).reshape(parameter.shape)))
+            turned = arch == "gpt-oss" and parameter.dim() == 3  # [E, K, N] in transformers
+            values = parameter.transpose(1, 2).contiguous() if turned else parameter
+            stored = quantize(values.numpy(), type_)
+            rounded = torch.from_numpy(dequantize(stored, type_).reshape(values.shape))
+            parameter.copy_(rounded.transpose(1, 2) if turned else rounded)
             for gguf_name, data in _renamed(name, stored, config, arch, per_expert):
                 _add(writer, gguf_name, data, type_)
     if rope_freqs is not None:
@@ -146,7 +156,7 @@ def _add(writer: gguf.GGUFWriter, name: str, data: npt.NDArray[Any], type_: Q) -
 
 
 def _type_of(name: str, parameter: torch.Tensor, expert: Q, dense: Q, embedding: Q) -> Q:
-    if parameter.dim() == 1 or name.endswith("mlp.gate.weight"):
+    if parameter.dim() == 1 or name.endswith(("mlp.gate.weight", "mlp.router.weight", "_bias")):
         return Q.F32
     if ".experts." in name:
         return expert
@@ -161,6 +171,12 @@ def _renamed(
         yield _NAMES[name], stored
         return
     _, _, layer, rest = name.split(".", 3)
+    if rest == "self_attn.sinks":
+        yield f"blk.{layer}.attn_sinks.weight", stored
+        return
+    if arch == "gpt-oss" and rest.startswith("mlp.experts."):
+        yield from _gpt_oss_experts(int(layer), rest, stored)
+        return
     if rest.startswith("mlp.experts."):
         yield from _experts(int(layer), rest, stored, per_expert)
         return
@@ -169,7 +185,10 @@ def _renamed(
         stored = interleave(stored, config.num_attention_heads)
     if arch == "llama" and module == "self_attn.k_proj":
         stored = interleave(stored, config.num_key_value_heads)
-    yield f"blk.{layer}.{_LAYER_NAMES[module]}.{kind}", stored
+    stem = _LAYER_NAMES[module]
+    if arch == "gpt-oss" and stem == "ffn_norm":
+        stem = "post_attention_norm"
+    yield f"blk.{layer}.{stem}.{kind}", stored
 
 
 def _experts(
@@ -186,6 +205,18 @@ def _experts(
             continue
         for expert, one in enumerate(data):
             yield f"blk.{layer}.ffn_{part}.{expert}.weight", one
+
+
+def _gpt_oss_experts(
+    layer: int, rest: str, stored: npt.NDArray[Any]
+) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    """Rows (or numbers of a bias) of gate and up take turns."""
+    kind = "bias" if rest.endswith("_bias") else "weight"
+    if "gate_up_proj" in rest:
+        yield f"blk.{layer}.ffn_gate_exps.{kind}", stored[:, 0::2]
+        yield f"blk.{layer}.ffn_up_exps.{kind}", stored[:, 1::2]
+    else:
+        yield f"blk.{layer}.ffn_down_exps.{kind}", stored
 
 
 def interleave(rows: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
@@ -209,9 +240,16 @@ def _write_keys(writer: gguf.GGUFWriter, arch: str, config: Any) -> None:
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(head_dim)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    if config.model_type in ("mixtral", "qwen3_moe"):
+    if config.model_type in ("mixtral", "qwen3_moe", "gpt_oss"):
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
+    if arch == "gpt-oss":
+        rope = config.rope_parameters
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     if arch == "qwen3moe":
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 

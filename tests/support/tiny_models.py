@@ -40,6 +40,16 @@ _CONFIGS: dict[str, tuple[type[Any], dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    "gpt_oss": (
+        transformers.GptOssConfig,
+        {
+            "intermediate_size": 40,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 4,
+            "sliding_window": 4,
+            "swiglu_limit": 1.5,  # low, so that both clamps are met
+        },
+    ),
 }
 _SHAPE: dict[str, Any] = {
     "vocab_size": 101,

@@ -85,10 +85,24 @@ def _describe(checkpoint: Checkpoint, writer: gguf.GGUFWriter) -> None:
     writer.add_head_count_kv(attention.kv_heads)
     writer.add_key_length(attention.head_dim)
     writer.add_value_length(attention.head_dim)
-    if attention.window is not None:
-        writer.add_sliding_window(attention.window)
+    window = _common_window(checkpoint, spec)
+    if window is not None:
+        writer.add_sliding_window(window)
     write_rope(checkpoint, writer)
     _describe_mlps(checkpoint, spec, writer)
+
+
+def _common_window(checkpoint: Checkpoint, spec: DecoderSpec) -> int | None:
+    if len(set(spec.windows)) > 1:
+        raise CheckpointError(
+            "layers with different attention windows cannot be mixed in a GGUF file of this "
+            "architecture",
+            file=checkpoint.path / "config.json",
+            found=", ".join(map(str, spec.windows)),
+            expected="the same window, or none, throughout",
+            hint="use the checkpoint as it is",
+        )
+    return spec.windows[0]
 
 
 def _describe_mlps(checkpoint: Checkpoint, spec: DecoderSpec, writer: gguf.GGUFWriter) -> None:

@@ -233,6 +233,7 @@ class CpuOps:
             part.scale_row_stride_bytes,
             part.scale_block_stride_bytes,
             None if part.factors is None else _addresses(part.factors),
+            None if part.biases is None else _addresses(part.biases),
         )
 
     def _native_format(self, weight_format: WeightFormat) -> _native.Format:

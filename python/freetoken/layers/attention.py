@@ -38,6 +38,8 @@ class PagedAttention:
         output: Linear,
         norm: QkNorm | None,
         interleaved: bool,
+        window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> None:
         self._ops = ops
         self._spec = spec
@@ -45,6 +47,8 @@ class PagedAttention:
         self._output = output
         self._norm = norm
         self._interleaved = interleaved
+        self._window = window
+        self._sinks = sinks
 
     def forward(
         self,
@@ -74,6 +78,7 @@ class PagedAttention:
             batch.sequence,
             batch.positions,
             scale=spec.scale,
-            window=spec.window,
+            window=self._window,
+            sinks=self._sinks,
         )
         return self._output(attended.view(-1, spec.heads * spec.head_dim))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import torch
@@ -91,6 +92,8 @@ def _expected(
             router = names.router.format(layer=layer)
             yield from _expected_linear(router, (mlp.experts, spec.hidden), mlp.router_bias)
             yield from names.expert_layout(checkpoint, layer, sizes).shapes(layer, sizes)
+            if mlp.expert_bias:
+                yield from names.expert_biases.shapes(layer, sizes)
             continue
         for template, shape in (
             (names.gate, (mlp.intermediate, spec.hidden)),
@@ -117,6 +120,8 @@ def _expected_attention(
         (names.output, (hidden, q_rows), attention.output_bias),
     ):
         yield from _expected_linear(template.format(layer=layer), shape, bias)
+    if attention.sinks:
+        yield names.sinks.format(layer=layer), (attention.heads,)
     if attention.qk_norm:
         yield names.query_norm.format(layer=layer), (attention.head_dim,)
         yield names.key_norm.format(layer=layer), (attention.head_dim,)
@@ -232,6 +237,11 @@ class _Builder:
         sizes = ExpertSizes(moe.experts, self._spec.hidden, moe.intermediate)
         layout = self._names.expert_layout(self._checkpoint, layer, sizes)
         gate, up, down = layout.parts(self._checkpoint, layer, sizes)
+        if moe.expert_bias:
+            biases = self._names.expert_biases.read(self._checkpoint, layer)
+            gate = replace(gate, biases=biases.gate)
+            up = replace(up, biases=biases.up)
+            down = replace(down, biases=biases.down)
         return LayerExperts(layer_id, gate, up, down, moe.activation)
 
     def _dense(self, layer: int, mlp: DenseMlpSpec) -> GatedMlp:
@@ -262,6 +272,8 @@ class _Builder:
             output=self._linear(names.output.format(layer=layer), spec.output_bias),
             norm=norm,
             interleaved=self._spec.rotary.interleaved,
+            window=self._spec.windows[layer],
+            sinks=self._vector(names.sinks.format(layer=layer)) if spec.sinks else None,
         )
 
     def _linear(self, name: str, bias: bool = False) -> Linear:

@@ -127,9 +127,56 @@ class SeparateExperts:
         return part("gate", self.gate), part("up", self.up), part("down", self.down)
 
 
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Biases:
+    """What is added to the products of a layer's experts: float32 [E, I], [E, I] and [E, H]."""
+
+    gate: Float32
+    up: Float32
+    down: Float32
+
+
+@dataclass(frozen=True)
+class ExpertBiases:
+    """Names of the biases of a layer's experts: one tensor [E, rows] for each part, or gate and up
+    in one [E, 2 * I] with the two in turn. They are small, and copied as float32."""
+
+    down: str
+    gate: str = ""
+    up: str = ""
+    gate_up: str = ""
+
+    def shapes(self, layer: int, sizes: ExpertSizes) -> Iterator[tuple[str, Shape]]:
+        """Names and shapes of all tensors, in a fixed order."""
+        if self.gate_up:
+            yield self.gate_up.format(layer=layer), (sizes.experts, 2 * sizes.intermediate)
+        else:
+            yield self.gate.format(layer=layer), (sizes.experts, sizes.intermediate)
+            yield self.up.format(layer=layer), (sizes.experts, sizes.intermediate)
+        yield self.down.format(layer=layer), (sizes.experts, sizes.hidden)
+
+    def read(self, checkpoint: Checkpoint, layer: int) -> Biases:
+        """The shapes have been checked."""
+
+        def numbers(name: str) -> Float32:
+            return checkpoint.tensor(name.format(layer=layer)).dequantize()
+
+        if self.gate_up:
+            both = numbers(self.gate_up)
+            gate, up = both[:, 0::2], both[:, 1::2]
+        else:
+            gate, up = numbers(self.gate), numbers(self.up)
+        down = numbers(self.down)
+        return Biases(np.array(gate), np.array(up), np.array(down))
+
+
 @dataclass(frozen=True)
 class TensorNames:
     """The names of one naming scheme. A bias has its weight's name with "bias" at the end.
+    `sinks` and `expert_biases` are asked for only where a spec says that there are some.
 
     `experts` are the layouts that files in this scheme come in; `ignored` are regular expressions
     of tensors that carry no weights.
@@ -152,6 +199,8 @@ class TensorNames:
     router: str
     experts: tuple[ExpertLayout, ...]
     ignored: tuple[str, ...]
+    sinks: str = ""
+    expert_biases: ExpertBiases = ExpertBiases("")
 
     def expert_layout(self, checkpoint: Checkpoint, layer: int, sizes: ExpertSizes) -> ExpertLayout:
         """The layout whose first tensor the checkpoint has; the first layout if it has none (the

@@ -60,9 +60,16 @@ def hf_rotary(
 
 
 def gguf_rotary(
-    checkpoint: Checkpoint, keys: Fields, head_dim: int, *, context_tokens: int, interleaved: bool
+    checkpoint: Checkpoint,
+    keys: Fields,
+    head_dim: int,
+    *,
+    context_tokens: int,
+    interleaved: bool,
+    truncate_yarn: bool = True,
 ) -> RotarySpec:
-    """From the rope.* keys, with the factors of rope_freqs.weight where the file has them."""
+    """From the rope.* keys, with the factors of rope_freqs.weight where the file has them. Whether
+    YaRN's bounds are whole numbers is the model's choice; the format has no key for it."""
     dims = keys.integer("rope.dimension_count", head_dim)
     if dims > head_dim or dims % 2:
         raise keys.error("rope.dimension_count", expected=f"an even number up to {head_dim}")
@@ -81,7 +88,7 @@ def gguf_rotary(
     elif kind == "yarn":
         original = keys.integer("rope.scaling.original_context_length", context_tokens)
         betas = _betas(keys, "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow")
-        bounds = _yarn_bounds(dims, theta, original, *betas, True)
+        bounds = _yarn_bounds(dims, theta, original, *betas, truncate_yarn)
         spec = _spec(_yarn(plain, factor, bounds), attention * _yarn_attention(factor, 1.0))
     else:
         raise keys.error("rope.scaling.type", expected="none, linear or yarn", hint=_scaling_hint())

@@ -25,10 +25,10 @@ class AttentionSpec:
     kv_heads: int
     head_dim: int
     scale: float
-    window: int | None
     qk_norm: bool
     qkv_bias: bool
     output_bias: bool
+    sinks: bool = False  # one learned logit per query head in the softmax
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class MoeSpec:
     renormalize: bool
     activation: Activation
     router_bias: bool = False
+    expert_bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class DenseMlpSpec:
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """A decoder-only transformer. `mlps` has one entry per layer."""
+    """A decoder-only transformer. `mlps` and `windows` have one entry per layer; a window is the
+    number of positions that attention sees (None: all)."""
 
     family: str
     hidden: int
@@ -65,6 +67,7 @@ class DecoderSpec:
     attention: AttentionSpec
     rotary: RotarySpec
     mlps: tuple[DenseMlpSpec | MoeSpec, ...]
+    windows: tuple[int | None, ...]
 
     @property
     def layers(self) -> int:

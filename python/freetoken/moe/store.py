@@ -1,7 +1,7 @@
 """Where expert weights lie: the checkpoint's own bytes, packed records, and a pool of slots.
 
 One expert of a packed store is one contiguous record. Its planes (codes, scales and, where there
-is one, the factor of gate, up and down) stand at fixed offsets that are multiples of 256 bytes,
+are such, factor and bias of gate, up and down) stand at fixed offsets that are multiples of 256 bytes,
 and so does every record; a slot has the same layout, so that a fetch is one copy of one record.
 """
 
@@ -43,7 +43,8 @@ class ExpertTensor:
     `experts` has for each expert a uint8 view of rows * format.row_bytes(cols) bytes: contiguous,
     or [rows, row bytes] with contiguous rows at any stride. Of a format with a `scale_block`,
     `scales` has the same of the planes of scales; else it is empty. `factors` float32 [E]
-    multiplies each expert's weights (None: one).
+    multiplies each expert's weights (None: one); `biases` float32 [E, rows] is added to each
+    expert's product (None: nothing).
     """
 
     name: str
@@ -53,6 +54,7 @@ class ExpertTensor:
     experts: tuple[Bytes, ...]
     scales: tuple[Bytes, ...] = ()
     factors: npt.NDArray[np.float32] | None = None
+    biases: npt.NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         size = (self.rows, self.format.row_bytes(self.cols))
@@ -68,6 +70,18 @@ class ExpertTensor:
                 f"the {self.name} weights of {len(self.experts)} experts lack scales or factors",
                 found=f"scales of {counts[0]} experts, factors of {counts[1]}",
                 expected=f"{apart} and {len(self.experts)} for {self.format.name}",
+                hint="the checkpoint does not match its own config; download it again",
+            )
+
+        if self.biases is not None and (
+            self.biases.shape != (len(self.experts), self.rows)
+            or self.biases.dtype != np.float32
+            or not self.biases.flags.c_contiguous
+        ):
+            raise CheckpointError(
+                f"the {self.name} biases do not fit the experts",
+                found=f"{self.biases.dtype} {list(self.biases.shape)}",
+                expected=f"contiguous float32 {[len(self.experts), self.rows]}",
                 hint="the checkpoint does not match its own config; download it again",
             )
 
@@ -147,7 +161,7 @@ class MappedExpertStore:
 @dataclass(frozen=True)
 class PartLayout:
     """One part inside a record: its planes. `scales` is empty for plain floats, `factor` (four
-    bytes, float32) where all factors are one."""
+    bytes, float32) where all factors are one, `bias` (float32 [rows]) where there is none."""
 
     name: str
     format: WeightFormat
@@ -156,6 +170,7 @@ class PartLayout:
     codes: ByteRange
     scales: ByteRange
     factor: ByteRange
+    bias: ByteRange
 
     @staticmethod
     def of(part: ExpertTensor, offset: int) -> PartLayout:
@@ -168,11 +183,14 @@ class PartLayout:
         factor = ByteRange(
             _aligned(scales.offset + scales.bytes), 0 if part.factors is None else FACTOR_BYTES
         )
-        return PartLayout(part.name, fmt, part.rows, part.cols, codes, scales, factor)
+        bias = ByteRange(
+            _aligned(factor.offset + factor.bytes), 0 if part.biases is None else 4 * part.rows
+        )
+        return PartLayout(part.name, fmt, part.rows, part.cols, codes, scales, factor, bias)
 
     @property
     def end(self) -> int:
-        return _aligned(self.factor.offset + self.factor.bytes)
+        return _aligned(self.bias.offset + self.bias.bytes)
 
     def expert_part(self, starts: npt.NDArray[np.uint64]) -> ExpertPart:
         """The part of records at those addresses, uint64 [n]."""
@@ -188,6 +206,7 @@ class PartLayout:
             scale_row_stride_bytes=fmt.scale_plane(self.rows, self.cols)[1],
             scale_block_stride_bytes=fmt.scales.bytes,
             factors=starts + np.uint64(self.factor.offset) if self.factor.bytes else None,
+            biases=starts + np.uint64(self.bias.offset) if self.bias.bytes else None,
         )
 
     def pack(self, part: ExpertTensor, expert: int, record: Bytes) -> None:
@@ -201,6 +220,8 @@ class PartLayout:
             _copy_field(blocks, fmt.block_bytes, fmt.scales, _plane(record, self.scales))
         if part.factors is not None:
             _plane(record, self.factor).view(np.float32)[0] = part.factors[expert]
+        if part.biases is not None:
+            _plane(record, self.bias).view(np.float32)[...] = part.biases[expert]
 
 
 @dataclass(frozen=True)
@@ -334,7 +355,7 @@ def _mapped_bank(layer: LayerExperts) -> ExpertBank:
     owners = tuple(
         data
         for part in layer.parts
-        for data in (*part.experts, *part.scales, part.factors)
+        for data in (*part.experts, *part.scales, part.factors, part.biases)
         if data is not None
     )
     return ExpertBank(gate, up, down, layer.activation, owners)
@@ -348,10 +369,6 @@ def _mapped_part(part: ExpertTensor) -> ExpertPart:
     if fmt.scale_block is not None:
         scales, scale_block_stride = _addresses(part.scales), fmt.scales.bytes
         scale_row_stride = _row_stride(part.scales, fmt.scale_plane(part.rows, part.cols)[1])
-    factors = None
-    if part.factors is not None:
-        steps = np.arange(len(part.factors), dtype=np.uint64) * np.uint64(part.factors.strides[0])
-        factors = np.uint64(part.factors.ctypes.data) + steps
     return ExpertPart(
         format=fmt,
         rows=part.rows,
@@ -362,12 +379,19 @@ def _mapped_part(part: ExpertTensor) -> ExpertPart:
         code_block_stride_bytes=fmt.block_bytes,
         scale_row_stride_bytes=scale_row_stride,
         scale_block_stride_bytes=scale_block_stride,
-        factors=factors,
+        factors=None if part.factors is None else _items(part.factors),
+        biases=None if part.biases is None else _items(part.biases),
     )
 
 
 def _addresses(views: Sequence[Bytes]) -> npt.NDArray[np.uint64]:
     return np.array([data.ctypes.data for data in views], dtype=np.uint64)
+
+
+def _items(array: npt.NDArray[np.float32]) -> npt.NDArray[np.uint64]:
+    """Where array[0], array[1], ... begin."""
+    steps = np.arange(len(array), dtype=np.uint64) * np.uint64(array.strides[0])
+    return np.uint64(array.ctypes.data) + steps
 
 
 def _row_stride(views: Sequence[Bytes], row_bytes: int) -> int:

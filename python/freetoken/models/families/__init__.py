@@ -5,19 +5,21 @@ from __future__ import annotations
 from freetoken.checkpoints.base import Checkpoint
 from freetoken.errors import CheckpointError
 from freetoken.models.families.common import Family
+from freetoken.models.families.gpt_oss import GPT_OSS
 from freetoken.models.families.llama import LLAMA, MISTRAL
 from freetoken.models.families.mixtral import MIXTRAL
 from freetoken.models.families.qwen3 import QWEN3
 from freetoken.models.families.qwen3_moe import QWEN3_MOE
 
 HF_FAMILIES = {
+    "gpt_oss": GPT_OSS,
     "llama": LLAMA,
     "mistral": MISTRAL,
     "mixtral": MIXTRAL,
     "qwen3": QWEN3,
     "qwen3_moe": QWEN3_MOE,
 }
-GGUF_FAMILIES = {"llama": LLAMA, "qwen3": QWEN3, "qwen3moe": QWEN3_MOE}
+GGUF_FAMILIES = {"gpt-oss": GPT_OSS, "llama": LLAMA, "qwen3": QWEN3, "qwen3moe": QWEN3_MOE}
 
 
 def family_of(checkpoint: Checkpoint) -> Family:

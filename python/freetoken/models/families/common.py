@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from freetoken.checkpoints.base import Checkpoint
 from freetoken.errors import CheckpointError
+from freetoken.kernels.activations import Activation, ActivationName
 from freetoken.models.fields import Fields
 from freetoken.models.names import GGUF_NAMES, HF_NAMES, TensorNames, bias_of
 from freetoken.models.rotary import gguf_rotary, hf_rotary
@@ -15,6 +16,17 @@ from freetoken.models.spec import AttentionSpec, DecoderSpec, DenseMlpSpec, MoeS
 MAX_LAYERS = 4096
 MAX_EXPERTS = 65536
 Mlps = tuple[DenseMlpSpec | MoeSpec, ...]
+Windows = tuple[int | None, ...]
+
+_HF_ACTIVATIONS: dict[str, ActivationName] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu2": "relu2",
+}
 
 
 @dataclass(frozen=True)
@@ -28,11 +40,12 @@ class Family:
     hf_spec: Callable[[Fields], DecoderSpec]
     gguf_spec: Callable[[Checkpoint, Fields], DecoderSpec]
     hf_names: tuple[TensorNames, ...] = (HF_NAMES,)
+    gguf_names: TensorNames = GGUF_NAMES
 
     def names(self, checkpoint: Checkpoint) -> TensorNames:
         """The scheme that the checkpoint follows: schemes differ in the router's name."""
         if checkpoint.kind == "gguf":
-            return GGUF_NAMES
+            return self.gguf_names
         for names in self.hf_names:
             if names.router.format(layer=0) in checkpoint:
                 return names
@@ -47,13 +60,13 @@ def hf_decoder(
     theta: float,
     mlps: Mlps,
     head_dim: int | None = None,
-    window: int | None = None,
+    windows: Windows | None = None,
     qk_norm: bool = False,
     bias: bool = False,
+    sinks: bool = False,
 ) -> DecoderSpec:
     """A spec from config.json. `norm_eps`, `theta` and `head_dim` are the family's defaults where
-    the config is silent (head_dim None: hidden / heads)."""
-    config.require("hidden_act", ("silu", "swish"), "only the SiLU activation is supported")
+    the config is silent (head_dim None: hidden / heads); `windows` None: no layer has one."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     if config.has("head_dim") or head_dim is not None:
         head_dim = config.integer("head_dim", head_dim)
@@ -72,13 +85,14 @@ def hf_decoder(
             kv_heads=_kv_heads(config, "num_key_value_heads", heads),
             head_dim=_even(config, "head_dim", head_dim),
             scale=head_dim**-0.5,
-            window=window,
             qk_norm=qk_norm,
             qkv_bias=bias,
             output_bias=bias,
+            sinks=sinks,
         ),
         rotary=hf_rotary(config, head_dim, context_tokens=context, default_theta=theta),
         mlps=mlps,
+        windows=windows or (None,) * len(mlps),
     )
 
 
@@ -90,9 +104,13 @@ def gguf_decoder(
     mlps: Mlps,
     interleaved: bool,
     qk_norm: bool = False,
+    sinks: bool = False,
+    slides: Callable[[int], bool] = lambda layer: True,
+    truncate_yarn: bool = True,
 ) -> DecoderSpec:
-    """A spec from GGUF keys. Biases and a head of its own are there if the file has them: the
-    format has no key for either. The vocabulary is as large as the embedding."""
+    """A spec from GGUF keys. `slides` says which layers have the window, if the file has one.
+    Biases and a head of its own are there if the file has them: the format has no key for either.
+    The vocabulary is as large as the embedding."""
     for key in ("logit_scale", "embedding_scale", "residual_scale"):
         keys.require(key, (0, 1), "scaled embeddings, residuals or logits are not supported")
     hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
@@ -119,16 +137,39 @@ def gguf_decoder(
             kv_heads=_kv_heads(keys, "attention.head_count_kv", heads),
             head_dim=_even(keys, "attention.key_length", head_dim),
             scale=scale or head_dim**-0.5,
-            window=window or None,
             qk_norm=qk_norm,
             qkv_bias=bias_of(query) in checkpoint,
             output_bias=bias_of(output) in checkpoint,
+            sinks=sinks,
         ),
         rotary=gguf_rotary(
-            checkpoint, keys, head_dim, context_tokens=context, interleaved=interleaved
+            checkpoint,
+            keys,
+            head_dim,
+            context_tokens=context,
+            interleaved=interleaved,
+            truncate_yarn=truncate_yarn,
         ),
         mlps=mlps,
+        windows=tuple((window or None) if slides(layer) else None for layer in range(len(mlps))),
     )
+
+
+def hf_activation(config: Fields) -> ActivationName:
+    """`hidden_act`, SiLU if the config is silent."""
+    name = config.text("hidden_act", "silu")
+    if name not in _HF_ACTIVATIONS:
+        raise config.error("hidden_act", expected=" or ".join(_HF_ACTIVATIONS))
+    return _HF_ACTIVATIONS[name]
+
+
+def hf_layer_types(config: Fields, layers: int) -> list[bool]:
+    """`layer_types`: whether each layer's attention slides."""
+    kinds = config.array("layer_types")
+    known = ("full_attention", "sliding_attention")
+    if len(kinds) != layers or not all(kind in known for kind in kinds):
+        raise config.error("layer_types", expected=f"{layers} of {' or '.join(known)}")
+    return [kind == known[1] for kind in kinds]
 
 
 def hf_layers(config: Fields) -> int:
@@ -149,7 +190,13 @@ def bounded(fields: Fields, key: str, maximum: int) -> int:
 
 
 def moe_spec(
-    fields: Fields, *, experts: str, top_k: str, intermediate: str, renormalize: bool
+    fields: Fields,
+    *,
+    experts: str,
+    top_k: str,
+    intermediate: str,
+    renormalize: bool,
+    activation: Activation = "silu",
 ) -> MoeSpec:
     """A MoE layer from the keys that hold its sizes."""
     count = bounded(fields, experts, MAX_EXPERTS)
@@ -158,7 +205,7 @@ def moe_spec(
         top_k=bounded(fields, top_k, count),
         intermediate=fields.integer(intermediate),
         renormalize=renormalize,
-        activation="silu",
+        activation=activation,
     )
 
 
@@ -173,17 +220,6 @@ def check_gguf_router(keys: Fields) -> None:
     keys.require("expert_weights_scale", (0, 1), "scaled expert weights are not supported")
     keys.require("expert_shared_count", (0,), "shared experts are not supported here")
     keys.require("expert_group_count", (0, 1), "grouped routing is not supported")
-
-
-def one_window(config: Fields, windows: list[int | None]) -> int | None:
-    """The window that all layers share. A mixture is refused."""
-    if len(set(windows)) > 1:
-        raise config.error(
-            "layer_types" if config.has("layer_types") else "max_window_layers",
-            expected="the same attention in all layers",
-            hint="models that mix full and sliding-window attention are not supported yet",
-        )
-    return windows[0]
 
 
 def _derived_head_dim(fields: Fields, key: str, hidden: int, heads: int) -> int:

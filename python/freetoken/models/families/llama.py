@@ -8,9 +8,10 @@ from freetoken.models.families.common import (
     gguf_decoder,
     gguf_dense,
     gguf_layers,
+    hf_activation,
     hf_decoder,
+    hf_layer_types,
     hf_layers,
-    one_window,
 )
 from freetoken.models.fields import Fields
 from freetoken.models.spec import DecoderSpec, DenseMlpSpec
@@ -20,7 +21,9 @@ MISTRAL_WINDOW = 4096  # what transformers assumes where a Mistral config is sil
 
 def _hf_spec(config: Fields) -> DecoderSpec:
     mlp = DenseMlpSpec(
-        config.integer("intermediate_size"), "silu", bias=config.flag("mlp_bias", False)
+        config.integer("intermediate_size"),
+        hf_activation(config),
+        bias=config.flag("mlp_bias", False),
     )
     return hf_decoder(
         config,
@@ -35,16 +38,16 @@ def _hf_spec(config: Fields) -> DecoderSpec:
 def _mistral_spec(config: Fields) -> DecoderSpec:
     said = "sliding_window" in config.values
     window = config.optional_integer("sliding_window") if said else MISTRAL_WINDOW
-    kinds = config.array("layer_types") if config.has("layer_types") else ["sliding_attention"]
-    windows = [window if kind == "sliding_attention" else None for kind in kinds]
+    layers = hf_layers(config)
+    slides = hf_layer_types(config, layers) if config.has("layer_types") else [True] * layers
+    mlp = DenseMlpSpec(config.integer("intermediate_size"), hf_activation(config), bias=False)
     return hf_decoder(
         config,
         family="llama",
         norm_eps=1e-6,
         theta=10000.0,
-        mlps=(DenseMlpSpec(config.integer("intermediate_size"), "silu", bias=False),)
-        * hf_layers(config),
-        window=one_window(config, windows),
+        mlps=(mlp,) * layers,
+        windows=tuple(window if slide else None for slide in slides),
     )
 
 

@@ -13,6 +13,7 @@ from freetoken.models.families.common import (
     check_gguf_router,
     gguf_decoder,
     gguf_layers,
+    hf_activation,
     hf_decoder,
     hf_layers,
     moe_spec,
@@ -43,6 +44,7 @@ def _hf_spec(config: Fields) -> DecoderSpec:
         top_k="num_experts_per_tok",
         intermediate="intermediate_size",
         renormalize=True,
+        activation=hf_activation(config),
     )
     return hf_decoder(
         config,
@@ -50,7 +52,7 @@ def _hf_spec(config: Fields) -> DecoderSpec:
         norm_eps=1e-5,
         theta=1e6,
         mlps=(moe,) * hf_layers(config),
-        window=config.optional_integer("sliding_window"),
+        windows=(config.optional_integer("sliding_window"),) * hf_layers(config),
     )
 
 

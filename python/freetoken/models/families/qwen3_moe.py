@@ -9,6 +9,7 @@ from freetoken.models.families.common import (
     check_gguf_router,
     gguf_decoder,
     gguf_layers,
+    hf_activation,
     hf_decoder,
     hf_layers,
     moe_spec,
@@ -27,11 +28,14 @@ def _mlps(config: Fields) -> Mlps:
         top_k="num_experts_per_tok",
         intermediate="moe_intermediate_size",
         renormalize=config.flag("norm_topk_prob", False),
+        activation=hf_activation(config),
     )
 
     def mlp(layer: int) -> DenseMlpSpec | MoeSpec:
         if layer in dense_layers or (layer + 1) % step:
-            return DenseMlpSpec(config.integer("intermediate_size"), "silu", bias=False)
+            return DenseMlpSpec(
+                config.integer("intermediate_size"), hf_activation(config), bias=False
+            )
         return moe
 
     return tuple(mlp(layer) for layer in range(hf_layers(config)))
@@ -39,13 +43,14 @@ def _mlps(config: Fields) -> Mlps:
 
 def _hf_spec(config: Fields) -> DecoderSpec:
     sliding = config.flag("use_sliding_window", False)
+    window = config.optional_integer("sliding_window") if sliding else None
     return hf_decoder(
         config,
         family="qwen3_moe",
         norm_eps=1e-6,
         theta=10000.0,
         mlps=_mlps(config),
-        window=config.optional_integer("sliding_window") if sliding else None,
+        windows=(window,) * hf_layers(config),
         qk_norm=True,
         bias=config.flag("attention_bias", False),
     )
