@@ -23,81 +23,99 @@ struct FP8_128 {
   }
 };
 
+// As in float_dot.h.
 #define FT_UNROLL _Pragma("GCC unroll 8")
 
-// sum += the products of 2 * kWidth columns.
-template <int kRows, int kTokens>
-inline __attribute__((always_inline)) void fp8_add_pair(const std::uint8_t* const (&rows)[kRows],
+// sum += the products of 4 * kWidth columns; kNormal: none of the numbers is below the normal ones.
+template <bool kNormal, int kRows, int kTokens>
+inline __attribute__((always_inline)) void fp8_add_step(const std::uint8_t* const (&rows)[kRows],
                                                         const float* const (&x)[kTokens], std::int64_t c,
                                                         F32 (&sum)[kRows][kTokens]) {
-  F32 xs[kTokens][2];
-  FT_UNROLL
-  for (int t = 0; t < kTokens; ++t) {
-    xs[t][0] = F32::load(x[t] + c);
-    xs[t][1] = F32::load(x[t] + c + F32::kWidth);
-  }
+  F32 w[kRows][4];
   FT_UNROLL
   for (int r = 0; r < kRows; ++r) {
-    F32 w[2];
-    load_e4m3(rows[r] + c, w);
-    FT_UNROLL
-    for (int t = 0; t < kTokens; ++t) sum[r][t] = fma(w[1], xs[t][1], fma(w[0], xs[t][0], sum[r][t]));
+    if (kNormal) load_normal_e4m3(rows[r] + c, w[r]);
+    else load_e4m3(rows[r] + c, w[r]);
   }
+  FT_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    FT_UNROLL
+    for (int t = 0; t < kTokens; ++t) {
+      const F32 xt = load_spread(x[t] + c, i);
+      FT_UNROLL
+      for (int r = 0; r < kRows; ++r) sum[r][t] = fma(w[r][i], xt, sum[r][t]);
+    }
+  }
+}
+
+// The same for columns [first, end), a whole block of 128 or what is left of the row.
+template <int kRows, int kTokens>
+inline __attribute__((always_inline)) void fp8_add_block(const std::uint8_t* const (&rows)[kRows],
+                                                         const float* const (&x)[kTokens], std::int64_t first,
+                                                         std::int64_t end, bool normal,
+                                                         F32 (&sum)[kRows][kTokens]) {
+  constexpr std::int64_t kStep = 4 * F32::kWidth;
+  std::int64_t c = first;
+  if (normal) {
+    for (; c + kStep <= end; c += kStep) fp8_add_step<true>(rows, x, c, sum);
+  } else {
+    for (; c + kStep <= end; c += kStep) fp8_add_step<false>(rows, x, c, sum);
+  }
+  if (c == end) return;
+  std::uint8_t w_rest[kRows][kStep] = {};
+  float x_rest[kTokens][kStep] = {};
+  const std::uint8_t* w_at[kRows];
+  const float* x_at[kTokens];
+  for (int r = 0; r < kRows; ++r) {
+    std::memcpy(w_rest[r], rows[r] + c, static_cast<std::size_t>(end - c));
+    w_at[r] = w_rest[r];
+  }
+  for (int t = 0; t < kTokens; ++t) {
+    std::memcpy(x_rest[t], x[t] + c, static_cast<std::size_t>(end - c) * sizeof(float));
+    x_at[t] = x_rest[t];
+  }
+  fp8_add_step<false, kRows, kTokens>(w_at, x_at, 0, sum);
 }
 
 template <int kRows, int kTokens>
 void fp8_dot_block(const PackedMatrix& w, std::int64_t row, const float* const (&x)[kTokens], float* y,
                    std::int64_t y_stride) {
   constexpr std::int64_t kPrefetchBytes = 2048;
-  constexpr std::int64_t kPair = 2 * F32::kWidth;
   const std::uint8_t* rows[kRows];
   F32 total[kRows][kTokens];
   E4m3Nans nans[kRows];   // told at the end: one NaN makes the whole sum NaN
+  FT_UNROLL
   for (int r = 0; r < kRows; ++r) {
     rows[r] = w.codes + (row + r) * w.code_row_stride;
+    FT_UNROLL
     for (int t = 0; t < kTokens; ++t) total[r][t] = F32::zero();
   }
   for (std::int64_t first = 0; first < w.cols; first += FP8_128::kBlock) {
     const std::int64_t end = first + FP8_128::kBlock < w.cols ? first + FP8_128::kBlock : w.cols;
     F32 sum[kRows][kTokens];
+    bool normal = true;
     FT_UNROLL
     for (int r = 0; r < kRows; ++r) {
       if (kTokens == 1) {
         prefetch(rows[r] + first + kPrefetchBytes);
         prefetch(rows[r] + first + kPrefetchBytes + 64);
       }
-      nans[r].note(rows[r] + first, end - first);
+      normal &= nans[r].note(rows[r] + first, end - first);
       FT_UNROLL
       for (int t = 0; t < kTokens; ++t) sum[r][t] = F32::zero();
     }
-    std::int64_t c = first;
-    for (; c + kPair <= end; c += kPair) fp8_add_pair(rows, x, c, sum);
-    if (c < end) {
-      std::uint8_t w_rest[kRows][kPair] = {};
-      float x_rest[kTokens][kPair] = {};
-      const std::uint8_t* w_at[kRows];
-      const float* x_at[kTokens];
-      for (int r = 0; r < kRows; ++r) {
-        std::memcpy(w_rest[r], rows[r] + c, static_cast<std::size_t>(end - c));
-        w_at[r] = w_rest[r];
-      }
-      for (int t = 0; t < kTokens; ++t) {
-        std::memcpy(x_rest[t], x[t] + c, static_cast<std::size_t>(end - c) * sizeof(float));
-        x_at[t] = x_rest[t];
-      }
-      fp8_add_pair<kRows, kTokens>(w_at, x_at, 0, sum);
-    }
+    fp8_add_block<kRows, kTokens>(rows, x, first, end, normal, sum);
     FT_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const F32 scale = F32::broadcast(FP8_128::scale(w, row + r, first / FP8_128::kBlock));
       FT_UNROLL
-      for (int t = 0; t < kTokens; ++t) {
-        total[r][t] = fma(sum[r][t] * F32::broadcast(kE4m3Unit), scale, total[r][t]);
-      }
+      for (int t = 0; t < kTokens; ++t) total[r][t] = fma(sum[r][t], scale, total[r][t]);
     }
   }
+  FT_UNROLL
   for (int r = 0; r < kRows; ++r) {
     const float poison = nans[r].any() ? __builtin_nanf("") : 0.0f;
+    FT_UNROLL
     for (int t = 0; t < kTokens; ++t) y[t * y_stride + r] = hsum(total[r][t]) * w.factor + poison;
   }
 }

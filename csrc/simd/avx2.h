@@ -301,34 +301,67 @@ inline float e4m3_to_f32(std::uint8_t b) {
 }
 
 // As float16 with the bias of e4m3: sign extension leaves a copy of the sign beside the exponent.
-inline constexpr float kE4m3Unit = 256.0f;
-inline void load_e4m3(const std::uint8_t* p, F32 (&w)[2]) {
+inline __m256i e4m3_to_wide_f16(const std::uint8_t* p) {
   const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  const __m256i half =
-      _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<short>(0xbf80)));
-  w[0].v = _mm256_cvtph_ps(_mm256_castsi256_si128(half));
-  w[1].v = _mm256_cvtph_ps(_mm256_extracti128_si256(half, 1));
+  return _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(static_cast<short>(0xbf80)));
+}
+
+inline void load_e4m3(const std::uint8_t* p, F32 (&w)[4]) {
+  const __m256i a = e4m3_to_wide_f16(p), b = e4m3_to_wide_f16(p + 16);
+  const __m256i low = _mm256_unpacklo_epi64(a, b), high = _mm256_unpackhi_epi64(a, b);
+  const __m256 unit = _mm256_set1_ps(256.0f);
+  w[0].v = _mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(low)), unit);
+  w[1].v = _mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(high)), unit);
+  w[2].v = _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(low, 1)), unit);
+  w[3].v = _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(high, 1)), unit);
+}
+
+// As bfloat16: the upper byte, sign and exponent + 120 without its last bit, comes from the upper nibble; the
+// lower byte is the lower nibble moved up.
+inline void load_normal_e4m3(const std::uint8_t* p, F32 (&w)[4]) {
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const __m256i nibble = _mm256_set1_epi8(0x0f);
+  const __m256i uppers = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+      60, 61, 62, 63, 64, 65, 66, 67, -68, -67, -66, -65, -64, -63, -62, -61));
+  const __m256i upper = _mm256_shuffle_epi8(uppers, _mm256_and_si256(_mm256_srli_epi16(bytes, 4), nibble));
+  const __m256i lower = _mm256_slli_epi16(_mm256_and_si256(bytes, nibble), 4);
+  const __m256i first = _mm256_unpacklo_epi8(lower, upper), second = _mm256_unpackhi_epi8(lower, upper);
+  const __m256i zero = _mm256_setzero_si256();
+  w[0].v = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, first));
+  w[1].v = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, first));
+  w[2].v = _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, second));
+  w[3].v = _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, second));
+}
+
+inline F32 load_spread(const float* p, int i) {   // columns 0..3 and 16..19, 4..7 and 20..23, ...
+  const __m256 low = _mm256_castps128_ps256(_mm_loadu_ps(p + 4 * i));
+  return {_mm256_insertf128_ps(low, _mm_loadu_ps(p + 16 + 4 * i), 1)};
 }
 
 struct E4m3Nans {
   __m256i largest = _mm256_setzero_si256();   // of the magnitudes
-  void note(const std::uint8_t* p, std::int64_t n) {
+  bool note(const std::uint8_t* p, std::int64_t n) {
+    __m256i least = _mm256_set1_epi8(0x7f);
     std::int64_t i = 0;
-    for (; i + 32 <= n; i += 32) note_32(p + i);
-    if (i == n) return;
-    std::uint8_t rest[32] = {};
-    std::memcpy(rest, p + i, static_cast<std::size_t>(n - i));
-    note_32(rest);
+    for (; i + 32 <= n; i += 32) note_32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + i)), least);
+    if (i < n) {
+      std::uint8_t rest[32] = {};   // zeros: not normal
+      std::memcpy(rest, p + i, static_cast<std::size_t>(n - i));
+      note_32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(rest)), least);
+    }
+    return _mm256_movemask_epi8(_mm256_cmpgt_epi8(_mm256_set1_epi8(8), least)) == 0;
   }
-  void note_32(const std::uint8_t* p) {
-    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    largest = _mm256_max_epu8(largest, _mm256_and_si256(bytes, _mm256_set1_epi8(0x7f)));
+  void note_32(__m256i bytes, __m256i& least) {
+    const __m256i magnitude = _mm256_and_si256(bytes, _mm256_set1_epi8(0x7f));
+    largest = _mm256_max_epu8(largest, magnitude);
+    least = _mm256_min_epu8(least, magnitude);
   }
   bool any() const {
     return _mm256_movemask_epi8(_mm256_cmpeq_epi8(largest, _mm256_set1_epi8(0x7f))) != 0;
   }
 };
 
+inline constexpr float kE4m3Unit = 256.0f;
 // 16 e4m3 numbers as float16 in units of 256, NaN as NaN.
 inline __m256i e4m3_to_f16(__m128i bytes) {
   const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);

@@ -246,22 +246,31 @@ inline float e4m3_to_f32(std::uint8_t b) {
   return f16_to_f32(static_cast<std::uint16_t>((b & 0x80) << 8 | (b & 0x7f) << 7)) * 256.0f;
 }
 
-// 2 * kWidth e4m3 numbers in units of kE4m3Unit, NaN as a finite number: E4m3Nans keeps those in mind.
-inline constexpr float kE4m3Unit = 256.0f;
-inline void load_e4m3(const std::uint8_t* p, F32 (&w)[2]) {
-  for (int i = 0; i < 2; ++i) {
-    w[i].v = f16_to_f32(static_cast<std::uint16_t>((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7));
+// 4 * kWidth e4m3 numbers, in the order of load_spread; NaN comes out as a finite number. The normal ones
+// alone (2^-6 and above) are quicker to have.
+inline void load_e4m3(const std::uint8_t* p, F32 (&w)[4]) {
+  for (int i = 0; i < 4; ++i) {
+    w[i].v = f16_to_f32(static_cast<std::uint16_t>((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7)) * 256.0f;
   }
 }
+inline void load_normal_e4m3(const std::uint8_t* p, F32 (&w)[4]) { load_e4m3(p, w); }
+inline F32 load_spread(const float* p, int i) { return {p[i]}; }   // vector i of the four
 
 struct E4m3Nans {
   bool seen = false;
-  void note(const std::uint8_t* p, std::int64_t n) {
-    for (std::int64_t i = 0; i < n; ++i) seen |= (p[i] & 0x7f) == 0x7f;
+  // Whether all n numbers are normal, NaN included; the NaNs are kept in mind.
+  bool note(const std::uint8_t* p, std::int64_t n) {
+    bool normal = true;
+    for (std::int64_t i = 0; i < n; ++i) {
+      seen |= (p[i] & 0x7f) == 0x7f;
+      normal &= (p[i] & 0x7f) > 7;
+    }
+    return normal;
   }
   bool any() const { return seen; }
 };
 
+inline constexpr float kE4m3Unit = 256.0f;
 // Lane r of w[i] is the e4m3 number at p + r * stride + i, in units of kE4m3Unit; NaN stays NaN.
 template <int N>   // 2 or 4
 void gather_e4m3(const std::uint8_t* p, std::int64_t, F32 (&w)[N]) {
