@@ -16,7 +16,11 @@ struct E2m1 {
   static Bytes32 load(const std::uint8_t* p) { return Bytes32::lookup(kShifted, Bytes32::load_nibbles(p)); }
   // What is left of the dot product of shifted numbers with activations whose sum is x_sum.
   static F32 twice_dot(I32 dot, std::int32_t x_sum) { return to_f32(dot - I32::broadcast(kShift * x_sum)); }
-  static float value(int nibble) { return static_cast<float>(kShifted[nibble] - kShift) * 0.5f; }
+  // y = the n numbers of shifted codes, times a scale; n is a multiple of kWidth.
+  static void dequantize(const std::uint8_t* shifted, int n, float scale, float* y) {
+    const F32 half = F32::broadcast(0.5f * scale), shift = F32::broadcast(static_cast<float>(kShift));
+    for (int i = 0; i < n; i += F32::kWidth) ((F32::load_u8(shifted + i) - shift) * half).store(y + i);
+  }
 };
 
 }  // namespace ft::FT_ISA_NAMESPACE

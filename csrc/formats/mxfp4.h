@@ -3,8 +3,6 @@
 // MXFP4_PAIRS: byte j holds the elements 2j and 2j + 1.
 #pragma once
 
-#include <type_traits>
-
 #include "formats/e2m1.h"
 #include "formats/quantized_dot.h"
 
@@ -26,12 +24,9 @@ struct Mxfp4Blocks {
     return sum + (s[0] * F32::broadcast(0.5f * x.d)) * E2m1::twice_dot(dot[0], x.sum());
   }
   static void dequantize(const std::uint8_t* codes, const std::uint8_t* scales, float* y) {
-    constexpr bool kPairs = std::is_same_v<Order, EvensFirst>;
-    const float d = e8m0_to_f32(*scales);
-    for (int i = 0; i < 16; ++i) {
-      y[kPairs ? 2 * i : i] = E2m1::value(codes[i] & 0x0f) * d;
-      y[kPairs ? 2 * i + 1 : i + 16] = E2m1::value(codes[i] >> 4) * d;
-    }
+    std::uint8_t in_order[32];
+    Order::restore(E2m1::load(codes)).store(in_order);
+    E2m1::dequantize(in_order, 32, e8m0_to_f32(*scales), y);
   }
 };
 

@@ -4,8 +4,6 @@
 // scales of a row are contiguous.
 #pragma once
 
-#include <type_traits>
-
 #include "formats/e2m1.h"
 #include "formats/quantized_dot.h"
 
@@ -31,13 +29,11 @@ struct Nvfp4Blocks {
     return sum + (first + second) * F32::broadcast(x.d);
   }
   static void dequantize(const std::uint8_t* codes, const std::uint8_t* scales, float* y) {
-    constexpr bool kPairs = std::is_same_v<Order, EvensFirst>;
-    for (int part = 0; part < kColumns / 16; ++part, y += 16, codes += 8) {
-      const float d = e4m3_to_f32(scales[part]);
-      for (int i = 0; i < 8; ++i) {
-        y[kPairs ? 2 * i : i] = E2m1::value(codes[i] & 0x0f) * d;
-        y[kPairs ? 2 * i + 1 : i + 8] = E2m1::value(codes[i] >> 4) * d;
-      }
+    for (int i = 0; i < kColumns / 32; ++i, scales += 2, codes += 16, y += 32) {
+      std::uint8_t in_order[32];
+      Order::restore(E2m1::load(codes)).store(in_order);
+      E2m1::dequantize(in_order, 16, e4m3_to_f32(scales[0]), y);
+      E2m1::dequantize(in_order + 16, 16, e4m3_to_f32(scales[1]), y + 16);
     }
   }
 };

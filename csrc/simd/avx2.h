@@ -44,6 +44,10 @@ struct F32 {
     std::memcpy(lanes, p, static_cast<std::size_t>(n) * 2);
     return load_bf16(lanes);
   }
+  static F32 load_u8(const std::uint8_t* p) {
+    const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    return {_mm256_cvtepi32_ps(wide)};
+  }
   static F32 gather_f16(const std::uint8_t* p, std::int64_t stride) {
     const std::uint8_t* q = p + 4 * stride;   // two chains of inserts
     __m128i low = _mm_cvtsi32_si128(load_u16(p));
@@ -141,6 +145,7 @@ struct Bytes32 {
   __m256i v;
 
   static Bytes32 load(const void* p) { return {_mm256_loadu_si256(static_cast<const __m256i*>(p))}; }
+  void store(std::uint8_t* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
   static Bytes32 load_nibbles(const std::uint8_t* p) {
     const __m256i twice =
         _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));

@@ -48,6 +48,7 @@ struct F32 {
   static F32 load_partial(const float* p, int) { return load(p); }
   static F32 load_f16_partial(const void* p, int) { return load_f16(p); }
   static F32 load_bf16_partial(const void* p, int) { return load_bf16(p); }
+  static F32 load_u8(const std::uint8_t* p) { return {static_cast<float>(*p)}; }
   // Lane r is the float16 at p + r * stride.
   static F32 gather_f16(const std::uint8_t* p, std::int64_t) { return load_f16(p); }
 
@@ -123,6 +124,7 @@ struct Bytes32 {
     std::memcpy(r.v, p, sizeof r.v);
     return r;
   }
+  void store(std::uint8_t* p) const { std::memcpy(p, v, sizeof v); }
   // 16 bytes to 32 numbers 0..15: the low nibbles, then the high ones.
   static Bytes32 load_nibbles(const std::uint8_t* p) {
     Bytes32 r;
