@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Q
+from typer.testing import CliRunner
 
 from freetoken.checkpoints import open_checkpoint
+from freetoken.cli.app import app
 from freetoken.convert import QUANTIZABLE, convert
 from freetoken.convert import output as output_module
 from freetoken.errors import CheckpointError, ConfigError, FreeTokenError
@@ -122,6 +124,36 @@ def test_ties_biases_windows_and_rotary_scalings(
     source = save_hf(model, tmp_path / "hf")
     made = convert(source, tmp_path / "m.gguf", experts="F32")
     assert relative_error(logits_of(made.path), reference_logits(model, TOKENS)) < TOLERANCE
+
+
+GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 128,
+    "rope_theta": 150000.0,
+}
+
+
+@pytest.mark.parametrize("experts", ["F32", "Q8_0", "NVFP4"])
+def test_gpt_oss_with_sinks_biases_and_windows(experts: str, tmp_path: Path) -> None:
+    model = model_of(
+        "gpt_oss", hidden_size=64, intermediate_size=64, swiglu_limit=7.0,
+        rope_parameters=GPT_OSS_ROPE,
+    )  # fmt: skip
+    made = convert(save_hf(model, tmp_path / "hf"), tmp_path / "m.gguf", experts=experts)
+    error = rms_error(logits_of(made.path), reference_logits(model, TOKENS))
+    assert error < max(LOGIT_ERROR[experts], 1e-4)
+
+
+def test_what_the_keys_cannot_say_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    model = model_of("gpt_oss", swiglu_limit=1.5, rope_parameters=GPT_OSS_ROPE)
+    source = save_hf(model, tmp_path / "hf")
+    with pytest.raises(CheckpointError, match=r"found:    mlps: .*limit=1\.5(.|\n)*limit=7\.0"):
+        convert(source, tmp_path / "m.gguf", experts="F32")
+    assert list(tmp_path.iterdir()) == [source]
 
 
 @pytest.mark.parametrize("experts", QUANTIZABLE)
@@ -391,3 +423,13 @@ def test_experts_are_not_confused(tmp_path: Path) -> None:
     np.testing.assert_array_equal(stored["blk.1.ffn_up_exps.weight"], up)
     down = experts.down_proj.detach().numpy()
     np.testing.assert_array_equal(stored["blk.1.ffn_down_exps.weight"], down)
+
+
+def test_the_command(source: Path, tmp_path: Path) -> None:
+    arguments = ["convert", "--model", source, "--out", tmp_path / "m.gguf", "--experts", "BF16"]
+    run = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert run.exit_code == 0, run.stderr
+    assert run.stdout == "" and "m.gguf: " in run.stderr and "BF16" in run.stderr
+    again = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert again.exit_code == 2
+    assert "exists already" in again.stderr and "Traceback" not in again.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 
 from freetoken.checkpoints import open_checkpoint
 from freetoken.checkpoints.base import Checkpoint
-from freetoken.convert.metadata import write_metadata
+from freetoken.convert.metadata import check_described, write_metadata
 from freetoken.convert.output import AtomicFile
 from freetoken.convert.plan import PlannedTensor, plan_tensors
 from freetoken.convert.quantizers import QUANTIZABLE
@@ -22,6 +23,7 @@ from freetoken.models import read_spec
 Progress = Callable[[str, int, int], None]
 """Called as progress(tensor, done_bytes, total_bytes)."""
 
+_SMALL_BYTES = 1 << 16
 # Formats whose tensors need a factor beside them; other programs know it of experts alone.
 _EXPERTS_ONLY = ("NVFP4",)
 
@@ -93,20 +95,44 @@ def _write(
     total_bytes = sum(tensor.bytes for tensor in tensors)
     with AtomicFile(out, total_bytes) as file:
         alignment = _write_header(checkpoint, tensors, file.partial, expert_format)
+        places = _places(tensors, file.partial, alignment)
+        placed = list(zip(tensors, places, strict=True))
         done_bytes = 0
-        with file.partial.open("ab") as stream:
-            for tensor in tensors:
-                stream.write(bytes(-stream.tell() % alignment))
-                for chunk in tensor.chunks():
-                    stream.write(np.ascontiguousarray(chunk).data)
-                    done_bytes += chunk.nbytes
-                    progress(tensor.name, done_bytes, total_bytes)
-            stream.write(bytes(-stream.tell() % alignment))
+
+        def write(tensor: PlannedTensor, place: int) -> None:
+            nonlocal done_bytes
+            stream.seek(place)
+            for chunk in tensor.chunks():
+                stream.write(np.ascontiguousarray(chunk).data)
+                done_bytes += chunk.nbytes
+                progress(tensor.name, done_bytes, total_bytes)
+
+        with file.partial.open("r+b") as stream:
+            # The small tensors first, for among them is what the description refers to.
+            for tensor, place in placed:
+                if tensor.bytes <= _SMALL_BYTES:
+                    write(tensor, place)
+            stream.flush()
+            check_described(checkpoint, file.partial)
+            for tensor, place in placed:
+                if tensor.bytes > _SMALL_BYTES:
+                    write(tensor, place)
         file.publish()
     formats: dict[str, int] = {}
     for tensor in tensors:
         formats[tensor.format.name] = formats.get(tensor.format.name, 0) + tensor.bytes
     return Conversion(out, out.stat().st_size, len(tensors), formats)
+
+
+def _places(tensors: list[PlannedTensor], path: Path, alignment: int) -> list[int]:
+    """Where each tensor begins; the file is made as long as it will be."""
+    end = path.stat().st_size
+    places = []
+    for tensor in tensors:
+        places.append(end + -end % alignment)
+        end = places[-1] + tensor.bytes
+    os.truncate(path, end + -end % alignment)
+    return places
 
 
 def _write_header(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+
 import gguf
 
+from freetoken.checkpoints import open_checkpoint
 from freetoken.checkpoints.base import Checkpoint
 from freetoken.convert.rope import write_rope
 from freetoken.convert.vocabulary import write_vocabulary
@@ -17,6 +22,7 @@ _ARCHITECTURES = {
     "mixtral": "llama",
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
+    "gpt_oss": "gpt-oss",
 }
 _FILE_TYPES = {
     "F32": gguf.LlamaFileType.ALL_F32,
@@ -93,7 +99,8 @@ def _describe(checkpoint: Checkpoint, writer: gguf.GGUFWriter) -> None:
 
 
 def _common_window(checkpoint: Checkpoint, spec: DecoderSpec) -> int | None:
-    if len(set(spec.windows)) > 1:
+    """The window of the layers that have one: which these are follows from the architecture."""
+    if len(set(spec.windows)) > 1 and spec.family != "gpt_oss":
         raise CheckpointError(
             "layers with different attention windows cannot be mixed in a GGUF file of this "
             "architecture",
@@ -102,7 +109,40 @@ def _common_window(checkpoint: Checkpoint, spec: DecoderSpec) -> int | None:
             expected="the same window, or none, throughout",
             hint="use the checkpoint as it is",
         )
-    return spec.windows[0]
+    return next((window for window in spec.windows if window is not None), None)
+
+
+def check_described(checkpoint: Checkpoint, written: Path) -> None:
+    """Read the new file's description back and compare it with the source's. Raises CheckpointError
+    for whatever GGUF's keys could not say."""
+    made = open_checkpoint(written)
+    try:
+        found = read_spec(made)
+    finally:
+        made.close()
+    meant = read_spec(checkpoint)
+    meant = replace(meant, rotary=replace(meant.rotary, interleaved=found.rotary.interleaved))
+    for field in fields(meant):
+        a, b = vars(meant)[field.name], vars(found)[field.name]
+        if not _same(a, b):
+            raise CheckpointError(
+                "the model cannot be described in the keys of a GGUF file",
+                file=checkpoint.path,
+                found=f"{field.name}: {str(a)[:300]}",
+                expected=f"what the keys can say: {str(b)[:300]}",
+                hint="use the checkpoint as it is",
+            )
+
+
+def _same(a: object, b: object) -> bool:
+    """Equal, but for the rounding of numbers to float32."""
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-5)
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if is_dataclass(a) and type(a) is type(b):
+        return all(_same(value, vars(b)[name]) for name, value in vars(a).items())
+    return a == b
 
 
 def _describe_mlps(checkpoint: Checkpoint, spec: DecoderSpec, writer: gguf.GGUFWriter) -> None:

@@ -18,7 +18,7 @@ from freetoken.formats import BF16, F32, WeightFormat
 from freetoken.formats.base import Bytes, Float32
 from freetoken.models.families import family_of
 from freetoken.models.loader import check_tensors
-from freetoken.models.names import GGUF_NAMES, ExpertSizes, StackedExperts, TensorNames, bias_of
+from freetoken.models.names import ExpertSizes, TensorNames, bias_of
 from freetoken.models.spec import DecoderSpec, MoeSpec
 from freetoken.moe.store import ExpertTensor
 
@@ -28,6 +28,7 @@ _CHUNK_NUMBERS = 1 << 24  # 64 MiB of float32
 _INTERLEAVING = ("llama", "mixtral")  # families whose GGUF files pair neighbouring q and k rows
 
 Shape = tuple[int, ...]
+Parts = tuple[ExpertTensor, ExpertTensor, ExpertTensor]
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class _Planner:
         self._names = names
         self._experts_format = experts
         self._dense_format = dense
+        self._kept: tuple[int, Parts] | None = None
 
     def tensors(self) -> Iterator[PlannedTensor]:
         expert_names = set(self._expert_names())
@@ -97,8 +99,9 @@ class _Planner:
 
     def _renamed(self) -> Iterator[PlannedTensor]:
         """Every tensor of a Hugging Face checkpoint that has a GGUF name, with its bias."""
+        targets = family_of(self._checkpoint).gguf_names
         for field in fields(TensorNames):
-            source, target = vars(self._names)[field.name], vars(GGUF_NAMES)[field.name]
+            source, target = vars(self._names)[field.name], vars(targets)[field.name]
             if not isinstance(source, str) or not source:
                 continue
             if field.name == "lm_head" and self._spec.tied_embeddings:
@@ -141,30 +144,30 @@ class _Planner:
         return entry.format if kept else BF16
 
     def _layer_experts(self, layer: int, moe: MoeSpec) -> Iterator[PlannedTensor]:
-        sizes = self._sizes(moe)
-        layout = self._names.expert_layout(self._checkpoint, layer, sizes)
-        stacked = GGUF_NAMES.experts[0]
-        assert isinstance(stacked, StackedExperts)
-        for part in layout.parts(self._checkpoint, layer, sizes):
-            name = {"gate": stacked.gate, "up": stacked.up, "down": stacked.down}[part.name]
-            yield from self._expert_part(name.format(layer=layer), part)
+        for index, part in enumerate(self._parts(layer, moe)):
+            name = f"blk.{layer}.ffn_{part.name}_exps.weight"
+            self._check_blocks(self._checkpoint.path, name, part.cols, self._experts_format)
+            yield from _expert_tensors(name, part, self._experts_format, self._later(layer, index))
+        if self._checkpoint.kind == "safetensors" and moe.expert_bias:
+            biases = self._names.expert_biases.read(self._checkpoint, layer)
+            for kind, bias in vars(biases).items():
+                yield PlannedTensor(
+                    f"blk.{layer}.ffn_{kind}_exps.bias", bias.shape, F32, _whole(bias)
+                )
 
-    def _expert_part(self, name: str, part: ExpertTensor) -> Iterator[PlannedTensor]:
-        target = self._experts_format
-        self._check_blocks(self._checkpoint.path, name, part.cols, target)
-        shape = (len(part.experts), part.rows, part.cols)
-        if target.name == "NVFP4":
-            yield from _with_factors(name, shape, part, target)
-            return
+    def _parts(self, layer: int, moe: MoeSpec) -> Parts:
+        """One layer's are kept: some layouts have to be copied to be read by rows."""
+        if self._kept is None or self._kept[0] != layer:
+            sizes = self._sizes(moe)
+            layout = self._names.expert_layout(self._checkpoint, layer, sizes)
+            self._kept = layer, layout.parts(self._checkpoint, layer, sizes)
+        return self._kept[1]
 
-        def chunks() -> Iterator[Bytes]:
-            for expert in range(len(part.experts)):
-                if part.format == target:
-                    yield part.experts[expert]
-                else:
-                    yield _quantized(_expert_numbers(part, expert), target, name)
-
-        yield PlannedTensor(name, shape, target, chunks)
+    def _later(self, layer: int, index: int) -> Callable[[], ExpertTensor]:
+        """The part again, when its turn to be written has come."""
+        moe = self._spec.mlps[layer]
+        assert isinstance(moe, MoeSpec)
+        return lambda: self._parts(layer, moe)[index]
 
     def _check_blocks(self, file: Path, tensor: str, cols: int, target: WeightFormat) -> None:
         if cols % target.block_elements == 0:
@@ -179,29 +182,36 @@ class _Planner:
         )
 
 
-def _with_factors(
-    name: str, shape: Shape, part: ExpertTensor, target: WeightFormat
+def _expert_tensors(
+    name: str, part: ExpertTensor, target: WeightFormat, later: Callable[[], ExpertTensor]
 ) -> Iterator[PlannedTensor]:
-    """NVFP4, with a factor for each expert in a tensor of its own. The factors are found in a
-    first pass over the experts, for they stand in the file before or after, not among, them."""
-    if part.format == target:
-        factors = np.ones(shape[:1], np.float32) if part.factors is None else part.factors
-        yield PlannedTensor(name, shape, target, lambda: iter(part.experts))
-        yield PlannedTensor(_factor_name(name), factors.shape, F32, _whole(factors))
-        return
+    """The stacked tensor of a part, and for NVFP4 the factors of its experts in another."""
+    shape = (len(part.experts), part.rows, part.cols)
+    copied = part.format == target
+    scaled = target.name == "NVFP4"
 
     def chunks() -> Iterator[Bytes]:
+        source = later()
         for expert in range(shape[0]):
-            numbers = _expert_numbers(part, expert)
-            numbers /= tensor_factor(numbers)
+            if copied:
+                yield source.experts[expert]
+                continue
+            numbers = _expert_numbers(source, expert)
+            if scaled:
+                numbers /= tensor_factor(numbers)
             yield _quantized(numbers, target, name)
 
-    def factor_chunks() -> Iterator[Bytes]:
-        found = [tensor_factor(_expert_numbers(part, e)) for e in range(shape[0])]
-        yield np.array(found, np.float32).view(np.uint8)
+    def factors() -> Iterator[Bytes]:
+        source = later()
+        if copied:
+            found = np.ones(shape[0]) if source.factors is None else source.factors
+        else:
+            found = np.array([tensor_factor(_expert_numbers(source, e)) for e in range(shape[0])])
+        yield found.astype(np.float32).view(np.uint8)
 
     yield PlannedTensor(name, shape, target, chunks)
-    yield PlannedTensor(_factor_name(name), shape[:1], F32, factor_chunks)
+    if scaled:
+        yield PlannedTensor(_factor_name(name), shape[:1], F32, factors)
 
 
 def _factor_name(weight: str) -> str:

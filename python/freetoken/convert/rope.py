@@ -29,12 +29,14 @@ def write_rope(checkpoint: Checkpoint, writer: gguf.GGUFWriter) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(float(scaling["factor"]))
         return
-    if kind != "yarn" or not scaling.get("truncate", True):
+    # GGUF leaves it to the architecture whether YaRN's bounds are whole numbers.
+    truncates = read_spec(checkpoint).family != "gpt_oss"
+    if kind != "yarn" or scaling.get("truncate", True) is not truncates:
         raise CheckpointError(
             "a rotary scaling that cannot be written",
             file=checkpoint.path / "config.json",
-            found=f"rope_type {kind!r}" + (", truncate false" if kind == "yarn" else ""),
-            expected="default, linear, llama3 or yarn",
+            found=f"rope_type {kind!r}, truncate {scaling.get('truncate', True)}",
+            expected=f"default, linear, llama3, or yarn with truncate {truncates}",
             hint="GGUF files have no keys for this one; use the checkpoint as it is",
         )
     original = int(scaling.get("original_max_position_embeddings") or _context(checkpoint))
