@@ -12,8 +12,7 @@ struct E2m1 {
   static constexpr int kShift = 12;
   static constexpr std::uint8_t kShifted[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
-  // 16 bytes to 32 shifted numbers: the low nibbles, then the high ones.
-  static Bytes32 load(const std::uint8_t* p) { return Bytes32::lookup(kShifted, Bytes32::load_nibbles(p)); }
+  static Bytes32 decode(Bytes32 nibbles) { return Bytes32::lookup(kShifted, nibbles); }   // to shifted numbers
   // What is left of the dot product of shifted numbers with activations whose sum is x_sum.
   static F32 twice_dot(I32 dot, std::int32_t x_sum) { return to_f32(dot - I32::broadcast(kShift * x_sum)); }
   // y = the n numbers of shifted codes, times a scale; n is a multiple of kWidth.

@@ -8,7 +8,7 @@ namespace ft::FT_ISA_NAMESPACE {
 
 struct KScales {
   static constexpr int kColumns = 256;
-  using Order = InOrder;
+  using Codes = WholeBytes;
   static constexpr int kParts = 1;
   static constexpr int kScales = 2;   // d * scale, dmin * minimum
 

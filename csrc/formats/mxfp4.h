@@ -12,11 +12,11 @@ template <class NibbleOrder>
 struct Mxfp4Blocks {
   static constexpr int kColumns = 32;
   using Product = E2m1::Product;
-  using Order = NibbleOrder;
+  using Codes = Nibbles<NibbleOrder>;
   static constexpr int kParts = 1;
   static constexpr int kScales = 1;
 
-  static Bytes32 codes(const std::uint8_t* p, int) { return E2m1::load(p); }
+  static Bytes32 decode(Bytes32 nibbles) { return E2m1::decode(nibbles); }
   static void scales(const std::uint8_t* p, std::int64_t stride, F32 (&s)[kScales]) {
     s[0] = gather_e8m0(p, stride);
   }
@@ -25,7 +25,7 @@ struct Mxfp4Blocks {
   }
   static void dequantize(const std::uint8_t* codes, const std::uint8_t* scales, float* y) {
     std::uint8_t in_order[32];
-    Order::restore(E2m1::load(codes)).store(in_order);
+    NibbleOrder::restore(decode(Bytes32::load_nibbles(codes))).store(in_order);
     E2m1::dequantize(in_order, 32, e8m0_to_f32(*scales), y);
   }
 };

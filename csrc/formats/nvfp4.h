@@ -13,11 +13,11 @@ template <class NibbleOrder, int kStepColumns>
 struct Nvfp4Blocks {
   static constexpr int kColumns = kStepColumns;
   using Product = E2m1::Product;
-  using Order = NibbleOrder;
+  using Codes = Nibbles<NibbleOrder>;
   static constexpr int kParts = 2;
   static constexpr int kScales = 2;
 
-  static Bytes32 codes(const std::uint8_t* p, int i) { return E2m1::load(p + 16 * i); }
+  static Bytes32 decode(Bytes32 nibbles) { return E2m1::decode(nibbles); }
   static void scales(const std::uint8_t* p, std::int64_t stride, F32 (&s)[kColumns / 16]) {
     gather_e4m3(p, stride, s);
     for (F32& scale : s) scale = scale * F32::broadcast(0.5f * kE4m3Unit);   // the codes are doubled
@@ -31,7 +31,7 @@ struct Nvfp4Blocks {
   static void dequantize(const std::uint8_t* codes, const std::uint8_t* scales, float* y) {
     for (int i = 0; i < kColumns / 32; ++i, scales += 2, codes += 16, y += 32) {
       std::uint8_t in_order[32];
-      Order::restore(E2m1::load(codes)).store(in_order);
+      NibbleOrder::restore(decode(Bytes32::load_nibbles(codes))).store(in_order);
       E2m1::dequantize(in_order, 16, e4m3_to_f32(scales[0]), y);
       E2m1::dequantize(in_order + 16, 16, e4m3_to_f32(scales[1]), y + 16);
     }

@@ -9,11 +9,11 @@ namespace ft::FT_ISA_NAMESPACE {
 struct Q4_0 {
   static constexpr int kColumns = 32;
   using Product = Unsigned<15>;
-  using Order = InOrder;
+  using Codes = Nibbles<InOrder>;
   static constexpr int kParts = 1;
   static constexpr int kScales = 1;
 
-  static Bytes32 codes(const std::uint8_t* p, int) { return Bytes32::load_nibbles(p); }
+  static Bytes32 decode(Bytes32 nibbles) { return nibbles; }
   static void scales(const std::uint8_t* p, std::int64_t stride, F32 (&s)[kScales]) {
     s[0] = F32::gather_f16(p, stride);
   }

@@ -10,7 +10,7 @@ namespace ft::FT_ISA_NAMESPACE {
 struct Q6_K {
   static constexpr int kColumns = 256;
   using Product = Unsigned<63>;
-  using Order = InOrder;
+  using Codes = WholeBytes;
   static constexpr int kParts = 2;
   static constexpr int kScales = 2;
 

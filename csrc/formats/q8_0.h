@@ -8,7 +8,7 @@ namespace ft::FT_ISA_NAMESPACE {
 struct Q8_0 {
   static constexpr int kColumns = 32;
   using Product = Signed;
-  using Order = InOrder;
+  using Codes = WholeBytes;
   static constexpr int kParts = 1;
   static constexpr int kScales = 1;
 

@@ -1,9 +1,10 @@
 // Dot products with rows of blocks of codes, activations in int8. A format supplies
 //   kColumns                       columns of a step, a multiple of 32: a stored block, or several
 //   Product                        Unsigned<n> or Signed: the range of its codes
-//   Order                          InOrder, QuartersSwapped or EvensFirst: how `codes` lie
+//   Codes                          Nibbles<Order> or WholeBytes, see there: how the codes lie
 //   kParts                         1, or 2 if columns 0..15 and 16..31 have scales of their own
 //   kScales                        float scales of 32 columns
+//   Bytes32 decode(nibbles)        codes of nibbles, if they are Nibbles; else
 //   Bytes32 codes(p, i)            the codes of columns 32 i .. 32 i + 31 of a step, one per byte
 //   scales(p, stride, s)           lane r of s[kScales * i + k]: scale k of those columns, for the row
 //                                  whose scales are at p + r * stride
@@ -15,9 +16,6 @@
 // in their order with one accumulator per (row, token): the result is the same, bit for bit, on every
 // instruction set, for every blocking and for any number of tokens. (Multiplications and additions must
 // stay separate: compile with -ffp-contract=off.)
-//
-// Codes that lie out of order cost nothing where one token is multiplied: the activations are brought into
-// the same order, once for kWidth rows. Panels hold codes in the order of the columns.
 #pragma once
 
 #include "ops/kernel_set.h"
@@ -25,27 +23,70 @@
 
 namespace ft::FT_ISA_NAMESPACE {
 
+// The columns of 32 nibbles in 16 bytes. Activations are brought into the order of the nibbles (the low ones,
+// then the high ones), once for kWidth rows; `restore` is the way back. Panels hold codes in the order of the columns: group i of the
+// low nibbles, and of the high ones, is that group of columns; if they are interleaved, byte j holds columns
+// 2j and 2j + 1.
 struct InOrder {
-  static Bytes32 arrange(Bytes32 x) { return x; }    // activations into the order of the codes
-  static Bytes32 restore(Bytes32 w) { return w; }    // codes into the order of the columns
+  static constexpr bool kInterleaved = false;
+  static constexpr int low_group(int i) { return i; }
+  static constexpr int high_group(int i) { return i + 4; }
+  static Bytes32 arrange(Bytes32 x) { return x; }
+  static Bytes32 restore(Bytes32 codes) { return codes; }
+};
+
+struct QuartersSwapped {   // low nibbles: columns 0..7 and 16..23
+  static constexpr bool kInterleaved = false;
+  static constexpr int low_group(int i) { return i < 2 ? i : i + 2; }
+  static constexpr int high_group(int i) { return low_group(i) + 2; }
+  static Bytes32 arrange(Bytes32 x) { return x.swap_quarters(); }
+  static Bytes32 restore(Bytes32 codes) { return codes.swap_quarters(); }
+};
+
+struct EvensFirst {   // low nibbles: even columns
+  static constexpr bool kInterleaved = true;
+  static constexpr int low_group(int i) { return i; }
+  static constexpr int high_group(int i) { return i; }
+  static Bytes32 arrange(Bytes32 x) { return x.evens_first(); }
+  static Bytes32 restore(Bytes32 codes) { return codes.interleave_halves(); }
+};
+
+// Codes in nibbles, 16 bytes for 32 columns.
+template <class NibbleOrder>
+struct Nibbles {
+  using Order = NibbleOrder;
+  template <class W>
+  static void dot(const std::uint8_t* p, std::int64_t stride, int i, Bytes32 x, I32 (&dot)[W::kParts]) {
+    Sums<typename W::Product>::template nibbles<W>(p + 16 * i, stride, Order::arrange(x), dot);
+  }
+  template <class W>
+  static void store(const std::uint8_t* p, std::int64_t stride, int i, std::uint8_t* panel) {
+    store_nibble_panel<W>(p + 16 * i, stride, panel);
+  }
+};
+
+// Codes as the format's `codes` gives them, in the order of the columns.
+struct WholeBytes {
+  template <class W>
+  static void dot(const std::uint8_t* p, std::int64_t stride, int i, Bytes32 x, I32 (&dot)[W::kParts]) {
+    Partial partial[F32::kWidth];
+#pragma GCC unroll 16
+    for (int r = 0; r < F32::kWidth; ++r) partial[r] = W::Product::dot(W::codes(p + r * stride, i), x);
+    sum<typename W::Product>(partial, dot);
+  }
+  template <class W>
+  static void store(const std::uint8_t* p, std::int64_t stride, int i, std::uint8_t* panel) {
+    Bytes32 rows[F32::kWidth];
+#pragma GCC unroll 16
+    for (int r = 0; r < F32::kWidth; ++r) rows[r] = W::codes(p + r * stride, i);
+    store_panel(rows, panel);
+  }
+
+ private:
   template <class Product>
   static void sum(const Partial (&p)[F32::kWidth], I32 (&dot)[1]) { Sums<Product>::whole(p, dot); }
   template <class Product>
   static void sum(const Partial (&p)[F32::kWidth], I32 (&dot)[2]) { Sums<Product>::halves(p, dot); }
-};
-
-struct QuartersSwapped {   // columns 0..7, 16..23, 8..15, 24..31
-  static Bytes32 arrange(Bytes32 x) { return x.swap_quarters(); }
-  static Bytes32 restore(Bytes32 w) { return w.swap_quarters(); }
-  template <class Product>
-  static void sum(const Partial (&p)[F32::kWidth], I32 (&dot)[1]) { Sums<Product>::whole(p, dot); }
-  template <class Product>
-  static void sum(const Partial (&p)[F32::kWidth], I32 (&dot)[2]) { Sums<Product>::alternate(p, dot); }
-};
-
-struct EvensFirst : QuartersSwapped {   // columns 0 2 .. 30 1 3 .. 31
-  static Bytes32 arrange(Bytes32 x) { return x.evens_first(); }
-  static Bytes32 restore(Bytes32 w) { return w.interleave_halves(); }
 };
 
 // kWidth neighbouring rows of a matrix, of which the lanes [first, first + count) are asked for.
@@ -138,14 +179,8 @@ F32 dot_one(const PackedMatrix& w, const RowGroup& g, const QuantizedToken& x) {
     W::scales(scales, g.scale_stride, s);
 #pragma GCC unroll 8
     for (int i = 0; i < kBlocks; ++i) {
-      const Bytes32 xb = W::Order::arrange(Bytes32::load(x.q + (b + i) * 32));
-      Partial partial[kRows];
-#pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-        partial[r] = W::Product::dot(W::codes(codes + r * g.code_stride, i), xb);
-      }
       I32 dot[W::kParts];
-      W::Order::template sum<typename W::Product>(partial, dot);
+      W::Codes::template dot<W>(codes, g.code_stride, i, Bytes32::load(x.q + (b + i) * 32), dot);
       sum = W::add_block(sum, s + i * W::kScales, dot, x.block(b + i));
     }
     codes += step.codes;
@@ -171,12 +206,7 @@ struct Panel {
     for (int b = 0; b < blocks; b += kBlocks) {
 #pragma GCC unroll 8
       for (int i = 0; i < kBlocks; ++i) {
-        Bytes32 rows[F32::kWidth];
-#pragma GCC unroll 16
-        for (int r = 0; r < F32::kWidth; ++r) {
-          rows[r] = W::Order::restore(W::codes(from + r * g.code_stride, i));
-        }
-        store_panel(rows, codes + (b + i) * kPanelBytes);
+        W::Codes::template store<W>(from, g.code_stride, i, codes + (b + i) * kPanelBytes);
       }
       F32 s[kBlocks * W::kScales];
       W::scales(scale, g.scale_stride, s);

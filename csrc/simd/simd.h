@@ -14,3 +14,4 @@
 #define FT_ISA_NAMESPACE FT_JOIN(isa_, FT_ISA)
 
 #include FT_QUOTE(simd/FT_ISA.h)
+#include FT_QUOTE(simd/FT_JOIN(FT_ISA, _int8).h)
