@@ -13,11 +13,14 @@ from torch import Tensor
 from freetoken import _native
 from freetoken.checkpoints.base import TensorEntry
 from freetoken.errors import CheckpointError
-from freetoken.formats import FORMATS
-from freetoken.kernels.base import ExpertBank, ExpertPart
+from freetoken.formats import F32, FORMATS
+from freetoken.kernels.activations import Activation
+from freetoken.kernels.base import ExpertBank
 from freetoken.kernels.cpu import CpuOps
+from freetoken.moe.store import ExpertTensor, LayerExperts, MappedExpertStore
+from support.random_weights import random_matrix
 
-H, INNER, E, T = 96, 64, 5, 7
+H, INNER, E, T = 256, 512, 5, 7
 
 
 @pytest.fixture(scope="module", params=_native.detected_isas())
@@ -28,41 +31,30 @@ def pools(request: pytest.FixtureRequest) -> Iterator[list[CpuOps]]:
         ops.close()
 
 
-def packed(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Random weights of that format whose scales are ordinary numbers."""
-    fmt = FORMATS[name]
+def entry(name: str, shape: tuple[int, int]) -> TensorEntry:
+    data, scales = random_matrix(np.random.default_rng(1), FORMATS[name], *shape)
+    flat = None if scales is None else scales.reshape(-1)
+    return TensorEntry("w", FORMATS[name], shape, Path("test"), data.reshape(-1), flat)
+
+
+def part(which: str, name: str, rows: int, cols: int, seed: int) -> ExpertTensor:
     rng = np.random.default_rng(seed)
-    blocks = int(np.prod(shape)) // fmt.block_elements
-    if fmt.scales.bytes == 0:
-        values = rng.standard_normal(blocks).astype(np.float32)
-        if name == "BF16":
-            return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-        return values.astype({"F32": np.float32, "F16": np.float16}[name]).view(np.uint8)
-    data = rng.integers(0, 256, (blocks, fmt.block_bytes), dtype=np.uint8)
-    scales = rng.uniform(-0.02, 0.02, (blocks, fmt.scales.bytes // 2)).astype(np.float16)
-    at = fmt.scales.offset
-    data[:, at : at + fmt.scales.bytes] = scales.view(np.uint8)
-    return data.reshape(-1)
+    experts, scales = zip(
+        *(random_matrix(rng, FORMATS[name], rows, cols) for _ in range(E)), strict=True
+    )
+    apart = () if scales[0] is None else scales
+    return ExpertTensor(which, FORMATS[name], rows, cols, experts, apart)
 
 
-def entry(name: str, shape: tuple[int, ...]) -> TensorEntry:
-    return TensorEntry("w", FORMATS[name], shape, Path("test"), packed(name, shape, 1))
-
-
-def part(name: str, rows: int, cols: int, seed: int) -> tuple[ExpertPart, np.ndarray]:
-    fmt = FORMATS[name]
-    data = packed(name, (E, rows, cols), seed).reshape(E, -1)
-    starts = np.array([expert.ctypes.data for expert in data], np.uint64)
-    row = fmt.row_bytes(cols)
-    bytes_ = fmt.block_bytes
-    codes, scales = starts + np.uint64(fmt.codes.offset), starts + np.uint64(fmt.scales.offset)
-    return ExpertPart(fmt, rows, cols, codes, scales, row, bytes_, row, bytes_), data
-
-
-def bank(name: str, activation: str = "silu") -> ExpertBank:
-    parts = [part(name, *shape) for shape in ((INNER, H, 1), (INNER, H, 2), (H, INNER, 3))]
-    gate, up, down = (native for native, _ in parts)
-    return ExpertBank(gate, up, down, activation, [data for _, data in parts])
+def bank(name: str, activation: Activation = "silu") -> ExpertBank:
+    layer = LayerExperts(
+        0,
+        part("gate", name, INNER, H, 1),
+        part("up", name, INNER, H, 2),
+        part("down", name, H, INNER, 3),
+        activation,
+    )
+    return MappedExpertStore([layer]).bank(0)
 
 
 def assert_same(results: list[Tensor]) -> None:
@@ -135,7 +127,10 @@ def test_norm_takes_any_leading_dimensions(pools: list[CpuOps]) -> None:
 
 
 def test_what_has_no_kernel_is_named(pools: list[CpuOps]) -> None:
-    with pytest.raises(CheckpointError, match=r"no matrix[\s\S]*\[2, 3, 96\][\s\S]*two dimensions"):
-        pools[0].matrix(entry("F32", (2, 3, H)))
+    with pytest.raises(
+        CheckpointError, match=r"no matrix[\s\S]*\[2, 3, 256\][\s\S]*two dimensions"
+    ):
+        stack = TensorEntry("w", F32, (2, 3, H), Path("test"), np.zeros(6 * H * 4, np.uint8))
+        pools[0].matrix(stack)
     with pytest.raises(CheckpointError, match=r"activation[\s\S]*tanh[\s\S]*silu"):
-        pools[0].expert_kernel(bank("F32", "tanh"))
+        pools[0].expert_kernel(bank("F32", "tanh"))  # type: ignore[arg-type]

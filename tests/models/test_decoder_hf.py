@@ -31,12 +31,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": None},
     ),
     "mistral-windowed": ("mistral", {"sliding_window": 4}),
-    "mistral-alternating-gelu": (
-        "mistral",
+    "mistral-windowed-gelu": ("mistral", {"sliding_window": 3, "hidden_act": "gelu"}),
+    "qwen3-alternating": (
+        "qwen3",
         {
+            "use_sliding_window": True,
             "sliding_window": 3,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "hidden_act": "gelu",
         },
     ),
     "llama-gelu-tanh": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),

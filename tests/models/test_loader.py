@@ -149,7 +149,8 @@ def test_expert_weights_are_views_of_the_map(tmp_path: Path) -> None:
         ("llama", {"partial_rotary_factor": 0.5}, "full rotary"),
         ("mixtral", {"num_experts_per_tok": 6}, "from 1 to 5"),
         ("qwen3_moe", {"norm_topk_prob": "yes"}, "true or false"),
-        ("mistral", {"sliding_window": 8, "layer_types": ["full_attention"]}, "full_attention or"),
+        ("mistral", {"layer_types": ["full_attention"]}, "full_attention or"),
+        ("mistral", {"layer_types": ["full_attention"] * 2}, "sliding_attention throughout"),
         (
             "qwen3",
             {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["other"] * 2},

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -143,6 +143,7 @@ def test_padded_rows_run_nowhere() -> None:
     assert result[1].tolist() == [0.0, 0.0]
 
 
+@settings(deadline=None)
 @given(
     ids=st.integers(1, 4).flatmap(
         lambda k: st.lists(

@@ -139,6 +139,7 @@ def test_the_cap_is_read_anew_at_every_call() -> None:
     assert call(lru, [[1, 2]], cap) == [[0, 1]]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 1 << 16), st.integers(0, 40))
 def test_fraction_rounds_to_the_shorter_longest_side(units: int, misses: int) -> None:
     cap = FetchCap.fraction(0.0)

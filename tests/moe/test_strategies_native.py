@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from freetoken.checkpoints.base import TensorEntry
-from freetoken.formats import BF16, F32, Q4_0, Q4_1, Q8_0
+from freetoken.formats import BF16, F32, MXFP4_PAIRS, NVFP4_PAIRS, Q4_0, Q4_1, Q8_0
 from freetoken.formats.base import WeightFormat
 from freetoken.kernels.activations import ClampedSwiGlu
 from freetoken.layers.linear import Linear
@@ -32,7 +32,8 @@ MIXES = {
     "q4_0": (Q4_0, Q4_0, Q4_0),
     "q4_1": (Q4_1, Q4_1, Q4_1),
     "bf16": (BF16, BF16, BF16),
-    "mixed": (Q4_0, Q4_1, F32),
+    "mxfp4_pairs": (MXFP4_PAIRS, MXFP4_PAIRS, MXFP4_PAIRS),
+    "mixed": (Q4_0, NVFP4_PAIRS, F32),
 }
 TRAITS: dict[str, dict[str, Any]] = {  # experts of "mixed" formats
     "clamped swiglu with biases": {"activation": ClampedSwiGlu(1.7, 0.2), "biased": True},

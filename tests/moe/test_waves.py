@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freetoken.moe.waves import split_experts, split_tokens
@@ -22,6 +22,7 @@ def distinct(ids: npt.NDArray[np.int32]) -> set[int]:
     return set(ids.flatten().tolist()) - {-1}
 
 
+@settings(deadline=None)
 @given(ids=IDS, slots=st.integers(3, 12))
 def test_token_runs_are_consecutive_fit_and_are_as_long_as_they_can_be(
     ids: npt.NDArray[np.int32], slots: int
@@ -33,6 +34,7 @@ def test_token_runs_are_consecutive_fit_and_are_as_long_as_they_can_be(
         assert len(distinct(ids[run.start : following.start + 1])) > slots
 
 
+@settings(deadline=None)
 @given(ids=IDS, slots=st.integers(1, 12), resident=st.sets(st.integers(0, 9)))
 def test_expert_waves_cover_each_route_once_residents_first(
     ids: npt.NDArray[np.int32], slots: int, resident: set[int]

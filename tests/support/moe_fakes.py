@@ -15,6 +15,7 @@ from freetoken.formats.base import ByteRange, WeightFormat
 from freetoken.kernels.activations import Activation
 from freetoken.kernels.base import ExpertBank, ExpertPart
 from freetoken.moe.store import ExpertTensor, LayerExperts
+from support.random_weights import random_matrix
 from support.reference_ops import ReferenceOps, gated, read_bias, read_expert
 
 
@@ -67,27 +68,23 @@ def random_tensor(
     *,
     biased: bool = False,
 ) -> ExpertTensor:
-    """Random weights of about 0.1, in any block format with float16 scales, float32 or bfloat16
-    (the upper half of a float32)."""
-    blocks = rows * cols // fmt.block_elements
-    views = []
-    for _ in range(experts):
-        data = np.zeros((blocks, fmt.block_bytes), np.uint8)
-        if fmt.scales.bytes == 0:
-            values = rng.normal(0, 0.1, blocks).astype(np.float32)
-            data[:] = values.view(np.uint8).reshape(blocks, 4)[:, -fmt.block_bytes :]
-        else:
-            data[:] = rng.integers(0, 256, data.shape, dtype=np.uint8)
-            scale_type = np.int16 if fmt is TOY_Q8 else np.float16
-            low, high = (1, 4) if fmt is TOY_Q8 else (0.0005, 0.002)
-            if fmt.codes.bytes < fmt.block_elements:  # nibbles: codes are 16 times smaller
-                low, high = 16 * low, 16 * high
-            scales = rng.uniform(low, high, (blocks, fmt.scales.bytes // 2)).astype(scale_type)
-            start = fmt.scales.offset
-            data[:, start : start + fmt.scales.bytes] = scales.view(np.uint8)
-        views.append(data.reshape(-1))
+    """Random weights of about 0.1, in any format."""
+    make = _toy_matrix if fmt in (TOY_Q8, TOY_F32) else random_matrix
+    matrices, planes = zip(*(make(rng, fmt, rows, cols) for _ in range(experts)), strict=True)
+    scales = () if planes[0] is None else planes
     biases = rng.normal(0, 0.1, (experts, rows)).astype(np.float32) if biased else None
-    return ExpertTensor(name, fmt, rows, cols, tuple(views), biases=biases)
+    return ExpertTensor(name, fmt, rows, cols, matrices, scales, biases=biases)
+
+
+def _toy_matrix(
+    rng: np.random.Generator, fmt: WeightFormat, rows: int, cols: int
+) -> tuple[npt.NDArray[np.uint8], None]:
+    if fmt is TOY_F32:
+        return rng.normal(0, 0.1, (rows, cols)).astype(np.float32).view(np.uint8), None
+    data = rng.integers(0, 256, (rows, fmt.row_bytes(cols)), dtype=np.uint8)
+    blocks = data.reshape(-1, fmt.block_bytes)
+    blocks[:, :2] = rng.integers(1, 4, (len(blocks), 1), dtype=np.int16).view(np.uint8)
+    return data, None
 
 
 def random_layer(

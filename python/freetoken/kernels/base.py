@@ -38,8 +38,9 @@ class ExpertPart:
     `codes` and `scales` are uint64 [E]: where expert e's codes and scales begin. Interleaved bytes
     (a mapped checkpoint) and separate planes (a packed record) differ in the strides alone. Of a
     format with a `scale_block` the scale strides are those of its rows and columns of scales.
-    `factors` uint64 [E] is where each expert's float32 factor lies (None: all are one), `biases` uint64 [E] where its bias
-    float32 [rows], which is added to the product, begins (None: there are none).
+    `factors` uint64 [E] is where each expert's float32 factor lies (None: all are one), `biases`
+    uint64 [E] where its bias, float32 [rows], begins, which is added to the product (None: there
+    are none).
     """
 
     format: WeightFormat

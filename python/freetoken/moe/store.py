@@ -1,8 +1,9 @@
 """Where expert weights lie: the checkpoint's own bytes, packed records, and a pool of slots.
 
 One expert of a packed store is one contiguous record. Its planes (codes, scales and, where there
-are such, factor and bias of gate, up and down) stand at fixed offsets that are multiples of 256 bytes,
-and so does every record; a slot has the same layout, so that a fetch is one copy of one record.
+are such, factor and bias of gate, up and down) stand at fixed offsets that are multiples of 256
+bytes, and so does every record; a slot has the same layout, so that a fetch is one copy of one
+record.
 """
 
 from __future__ import annotations
@@ -391,7 +392,8 @@ def _addresses(views: Sequence[Bytes]) -> npt.NDArray[np.uint64]:
 def _items(array: npt.NDArray[np.float32]) -> npt.NDArray[np.uint64]:
     """Where array[0], array[1], ... begin."""
     steps = np.arange(len(array), dtype=np.uint64) * np.uint64(array.strides[0])
-    return np.uint64(array.ctypes.data) + steps
+    addresses: npt.NDArray[np.uint64] = np.uint64(array.ctypes.data) + steps
+    return addresses
 
 
 def _row_stride(views: Sequence[Bytes], row_bytes: int) -> int:

@@ -40,6 +40,8 @@ def _mistral_spec(config: Fields) -> DecoderSpec:
     window = config.optional_integer("sliding_window") if said else MISTRAL_WINDOW
     layers = hf_layers(config)
     slides = hf_layer_types(config, layers) if config.has("layer_types") else [True] * layers
+    if not all(slides):  # whether such a file means what it says is not agreed upon
+        raise config.error("layer_types", expected="sliding_attention throughout, as Mistral has")
     mlp = DenseMlpSpec(config.integer("intermediate_size"), hf_activation(config), bias=False)
     return hf_decoder(
         config,
@@ -47,7 +49,7 @@ def _mistral_spec(config: Fields) -> DecoderSpec:
         norm_eps=1e-6,
         theta=10000.0,
         mlps=(mlp,) * layers,
-        windows=tuple(window if slide else None for slide in slides),
+        windows=(window,) * layers,
     )
 
 
