@@ -15,6 +15,7 @@ app = typer.Typer(
     help="Run Mixture-of-Experts language models on the machine you have.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # importing Rich for the help alone would take longer than the rest
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 models_app = typer.Typer(help="The models in the cache.", no_args_is_help=True)
@@ -59,10 +60,10 @@ def generate(
     """Generate text with a model."""
     from freetoken.cli import run
 
-    sampling = run.Sampling(
+    sampling = run.SamplingOptions(
         max_tokens, temperature, top_p, top_k, min_p, repetition_penalty, seed, stop, ignore_eos
     )
-    engine = run.Engine(strategy, device, cache_slots, max_fetch, threads, cpu_activations)
+    engine = run.EngineOptions(strategy, device, cache_slots, max_fetch, threads, cpu_activations)
     with run.errors_explained():
         run.generate(model, run.Job(prompt, chat, sampling), engine, as_json=json)
 
@@ -97,10 +98,10 @@ def demo(
     """
     from freetoken.cli import run
 
-    sampling = run.Sampling(
+    sampling = run.SamplingOptions(
         max_tokens, temperature, top_p, top_k, min_p, repetition_penalty, seed, stop, ignore_eos
     )
-    engine = run.Engine(strategy, device, cache_slots, max_fetch, threads, cpu_activations)
+    engine = run.EngineOptions(strategy, device, cache_slots, max_fetch, threads, cpu_activations)
     with run.errors_explained():
         run.demo(run.Job(prompt, chat, sampling), engine, as_json=json)
 

@@ -10,38 +10,26 @@ StrategyName = Literal["auto", "fused", "offload", "cpu", "hybrid"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 CpuActivationsName = Literal["int8", "exact"]
 
-_SAMPLING = "Sampling"
-_ENGINE = "Engine"
-
 Chat = Annotated[
     bool, typer.Option("--chat", help="Put the prompt into the model's chat template.")
 ]
-MaxTokens = Annotated[
-    int | None, typer.Option(help="Most tokens to generate.", rich_help_panel=_SAMPLING)
-]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate.")]
 Temperature = Annotated[
     float | None,
-    typer.Option(
-        help="0 is greedy; higher is more varied.", rich_help_panel=_SAMPLING, metavar="F"
-    ),
+    typer.Option(help="0 is greedy; higher is more varied.", metavar="F"),
 ]
 TopP = Annotated[
     float | None,
-    typer.Option(
-        help="Keep the likeliest tokens that sum to F.", rich_help_panel=_SAMPLING, metavar="F"
-    ),
+    typer.Option(help="Keep the likeliest tokens that sum to F.", metavar="F"),
 ]
 TopK = Annotated[
     int | None,
-    typer.Option(
-        help="Keep the N likeliest tokens; 0 keeps all.", rich_help_panel=_SAMPLING, metavar="N"
-    ),
+    typer.Option(help="Keep the N likeliest tokens; 0 keeps all.", metavar="N"),
 ]
 MinP = Annotated[
     float | None,
     typer.Option(
         help="Drop tokens less likely than F times the likeliest.",
-        rich_help_panel=_SAMPLING,
         metavar="F",
     ),
 ]
@@ -49,44 +37,37 @@ RepetitionPenalty = Annotated[
     float | None,
     typer.Option(
         help="Above 1 makes tokens seen before less likely.",
-        rich_help_panel=_SAMPLING,
         metavar="F",
     ),
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(help="The same seed gives the same text.", rich_help_panel=_SAMPLING, metavar="N"),
+    typer.Option(help="The same seed gives the same text.", metavar="N"),
 ]
 Stop = Annotated[
     list[str] | None,
-    typer.Option(help="Stop before this text; may be repeated.", rich_help_panel=_SAMPLING),
+    typer.Option(help="Stop before this text; may be repeated."),
 ]
 IgnoreEos = Annotated[
     bool,
-    typer.Option(
-        "--ignore-eos", help="Go on past the end-of-text token.", rich_help_panel=_SAMPLING
-    ),
+    typer.Option("--ignore-eos", help="Go on past the end-of-text token."),
 ]
 Strategy = Annotated[
     StrategyName | None,
     typer.Option(
         help="Where experts are computed: all resident (fused), fetched when missed (offload), "
         "by the CPU (cpu), or both at once (hybrid). auto: what suits the machine.",
-        rich_help_panel=_ENGINE,
     ),
 ]
-Device = Annotated[DeviceName, typer.Option(help="Where to run.", rich_help_panel=_ENGINE)]
+Device = Annotated[DeviceName, typer.Option(help="Where to run.")]
 CacheSlots = Annotated[
     int | None,
-    typer.Option(
-        help="Experts per layer that the cache holds.", rich_help_panel=_ENGINE, metavar="N"
-    ),
+    typer.Option(help="Experts per layer that the cache holds.", metavar="N"),
 ]
 MaxFetch = Annotated[
     int | None,
     typer.Option(
         help="Most experts fetched per layer and step; the CPU computes the others (hybrid).",
-        rich_help_panel=_ENGINE,
         metavar="N",
     ),
 ]
@@ -94,7 +75,6 @@ Threads = Annotated[
     int | None,
     typer.Option(
         help="CPU threads; one per physical core if not given.",
-        rich_help_panel=_ENGINE,
         metavar="N",
     ),
 ]
@@ -103,7 +83,6 @@ CpuActivations = Annotated[
     typer.Option(
         help="What quantised weights are multiplied with on the CPU: int8 is fast, exact is not "
         "rounded.",
-        rich_help_panel=_ENGINE,
     ),
 ]
 Json = Annotated[

@@ -28,6 +28,11 @@ def table(runs: Mapping[str, Stats]) -> Table:
     return out
 
 
+def _generated_tokens(stats: Stats) -> int:
+    """Of one completion: the first token comes out of the prefill, the others of decode steps."""
+    return stats.timing.decode_tokens + (stats.timing.prefill_tokens > 0)
+
+
 def _share(count: int, stats: Stats) -> str:
     if not stats.experts.active:
         return "-"
@@ -37,7 +42,7 @@ def _share(count: int, stats: Stats) -> str:
 _ROWS: tuple[_Row, ...] = (
     ("load", lambda s: f"{s.timing.load_s:.2f} s"),
     ("prompt", lambda s: f"{s.timing.prefill_tokens} tokens"),
-    ("generated", lambda s: f"{s.timing.decode_tokens} tokens"),
+    ("generated", lambda s: f"{_generated_tokens(s)} tokens"),
     ("prefill", lambda s: f"{s.timing.prefill_tokens_per_s:.1f} tokens/s"),
     ("decode", lambda s: f"{s.timing.decode_tokens_per_s:.1f} tokens/s"),
 )

@@ -27,7 +27,7 @@ notes = Console(stderr=True, highlight=False)
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingOptions:
     """Sampling options as given; what is None is left to SamplingParams' defaults."""
 
     max_tokens: int | None = None
@@ -54,7 +54,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineOptions:
     """Engine options as given."""
 
     strategy: str | None = None
@@ -89,7 +89,7 @@ class Job:
 
     prompt: str
     chat: bool
-    sampling: Sampling
+    sampling: SamplingOptions
 
     def prompt_ids(self, llm: LLM) -> list[int]:
         if self.chat:
@@ -97,7 +97,7 @@ class Job:
         return llm.tokenizer.encode(self.prompt)
 
 
-def generate(model: str, job: Job, engine: Engine, *, as_json: bool) -> None:
+def generate(model: str, job: Job, engine: EngineOptions, *, as_json: bool) -> None:
     """Answer one prompt: streamed with a report on stderr, or as one JSON object."""
     from freetoken.cli import report
 
@@ -113,7 +113,7 @@ def generate(model: str, job: Job, engine: Engine, *, as_json: bool) -> None:
         notes.print(report.table({llm.stats().config.strategy: llm.stats()}))
 
 
-def demo(job: Job, engine: Engine, *, as_json: bool) -> None:
+def demo(job: Job, engine: EngineOptions, *, as_json: bool) -> None:
     """Answer with the demo model; without a strategy, once more with hybrid and a small cache."""
     from freetoken.cli import report
     from freetoken.cli.progress import build_demo_model
@@ -127,7 +127,7 @@ def demo(job: Job, engine: Engine, *, as_json: bool) -> None:
     notes.print(report.table(compared(path, job, engine)))
 
 
-def compared(model: str, job: Job, engine: Engine) -> dict[str, Stats]:
+def compared(model: str, job: Job, engine: EngineOptions) -> dict[str, Stats]:
     """Answer twice, as `engine` says and with hybrid and a small cache; what each took, by name."""
     params = job.sampling.params()
     runs: dict[str, Stats] = {}
@@ -147,7 +147,7 @@ def compared(model: str, job: Job, engine: Engine) -> dict[str, Stats]:
     return runs
 
 
-def _small_hybrid(engine: Engine) -> Engine:
+def _small_hybrid(engine: EngineOptions) -> EngineOptions:
     return dataclasses.replace(
         engine,
         strategy="hybrid",
