@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,14 +53,48 @@ def test_prompts_share_a_step_and_long_ones_are_cut_at_the_budget() -> None:
     for request_id, prompt in enumerate((3, 12, 2)):
         scheduler.submit(request(request_id, prompt))
     plans = []
-    while (plan := scheduler.schedule()) is not None and len(plans) < 3:
+    while (plan := scheduler.schedule()) is not None and len(plans) < 4:
         plans.append(shape(plan))
         apply(scheduler, plan)
     assert plans == [
         ("prefill", [(0, 0, 3), (1, 0, 7)]),
+        ("decode", [(0, 3, 1)]),
         ("prefill", [(1, 7, 5), (2, 0, 2)]),
-        ("decode", [(0, 3, 1), (1, 12, 1), (2, 2, 1)]),
+        ("decode", [(0, 4, 1), (1, 12, 1), (2, 2, 1)]),
     ]
+
+
+def phases(scheduler: Scheduler, before_step: Callable[[int], None]) -> list[str]:
+    """The phases of the steps until request 0 has left."""
+    first = scheduler.waiting[0]
+    found: list[str] = []
+    while first.is_live:
+        before_step(len(found))
+        plan = scheduler.schedule()
+        assert plan is not None
+        found.append(plan.phase)
+        apply(scheduler, plan)
+    return found
+
+
+def test_a_new_prompt_in_every_step_does_not_starve_running_requests() -> None:
+    scheduler = make()
+    scheduler.submit(request(0, 3, limit=4))
+    steps = phases(scheduler, lambda step: scheduler.submit(request(step + 1, 10, limit=1)))
+    assert steps == ["prefill", "decode"] * 3
+
+
+def test_a_long_prompt_in_chunks_does_not_starve_running_requests() -> None:
+    scheduler = make(budget=5)
+    scheduler.submit(request(0, 5, limit=4))
+    scheduler.submit(request(1, 100))
+    assert phases(scheduler, lambda step: None) == ["prefill", "decode"] * 3
+
+
+def test_chunks_of_a_prompt_follow_each_other_while_nothing_can_decode() -> None:
+    scheduler = make(budget=5)
+    scheduler.submit(request(0, 20, limit=1))
+    assert phases(scheduler, lambda step: None) == ["prefill"] * 4
 
 
 def test_only_a_chunk_with_the_newest_token_asks_for_logits() -> None:
@@ -148,11 +184,15 @@ def test_everything_is_computed_once_in_order_and_ends(
     requests = [request(i, prompt, limit) for i, (prompt, limit, _) in enumerate(jobs)]
     for one in requests:
         scheduler.submit(one)
+    last = "decode"
     while (plan := scheduler.schedule()) is not None:
+        could_decode = any(not one.in_prefill for one in scheduler.running)
         for chunk in plan.chunks:
             assert chunk.start == chunk.request.computed
             assert chunk.start + chunk.count <= len(chunk.request.pages) * PAGE_TOKENS
         assert plan.phase == "decode" or plan.tokens <= budget
+        assert plan.phase == "decode" or last == "decode" or not could_decode
+        last = plan.phase
         apply(scheduler, plan)
         for one, (_, _, cancel) in zip(requests, jobs, strict=True):
             if cancel and one.generated == 2:

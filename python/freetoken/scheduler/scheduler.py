@@ -1,4 +1,4 @@
-"""The step scheduler: a prefill batch or a decode batch, first come, first served."""
+"""The step scheduler: prefill batches and decode batches, first come, first served."""
 
 from __future__ import annotations
 
@@ -59,6 +59,7 @@ class Scheduler:
         self._prefill_budget_tokens = prefill_budget_tokens
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
+        self._last_was_prefill = False
 
     @property
     def has_work(self) -> bool:
@@ -85,16 +86,19 @@ class Scheduler:
         self._waiting.append(request)
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None if there is nothing to do. Prompts come before decoding, so that
-        requests decode together."""
+        """The next step, or None if there is nothing to do.
+
+        Prompts come before decoding, so that requests decode together. But a request that can
+        decode does so in every second step at least: neither a stream of new prompts nor the chunks
+        of a long one hold it up for longer.
+        """
         self._admit()
-        chunks = self._prefill_chunks()
-        if chunks:
-            return StepPlan("prefill", chunks)
-        if self._running:
-            decoding = tuple(Chunk(request, request.computed, 1) for request in self._running)
-            return StepPlan("decode", decoding)
-        return None
+        decoding = self._decode_chunks()
+        prefill = () if self._last_was_prefill and decoding else self._prefill_chunks()
+        self._last_was_prefill = bool(prefill)
+        if prefill:
+            return StepPlan("prefill", prefill)
+        return StepPlan("decode", decoding) if decoding else None
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """A running request is complete: it leaves, its pages are free."""
@@ -141,6 +145,11 @@ class Scheduler:
                 chunks.append(Chunk(request, request.computed, count))
                 budget -= count
         return tuple(chunks)
+
+    def _decode_chunks(self) -> tuple[Chunk, ...]:
+        """One new token of each request whose prompt is in the cache."""
+        ready = (request for request in self._running if not request.in_prefill)
+        return tuple(Chunk(request, request.computed, 1) for request in ready)
 
     def _leave(self, request: Request, state: RequestState) -> None:
         if request.state is RequestState.WAITING:
