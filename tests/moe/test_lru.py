@@ -213,6 +213,30 @@ def test_integrity_check_finds_damage(field: str, index: int, value: int, messag
         lru.check_integrity()
 
 
+@pytest.mark.parametrize(
+    ("cap", "value", "message"),
+    [
+        (FetchCap.fixed(1), -1, "set to -1; expected 0 to"),
+        (FetchCap.fraction(0.5), -1, "set to -1; expected 0 to 65536"),
+        (FetchCap.fraction(0.5), 65537, "set to 65537; expected 0 to 65536"),
+    ],
+)
+def test_a_cap_set_out_of_range_is_refused_and_changes_nothing(
+    cap: FetchCap, value: int, message: str
+) -> None:
+    lru = ExpertLru(8, 2)
+    call(lru, [[4, 5]])
+    cap.value[...] = value
+    arrays = (lru.slot_of, lru.last_active, lru.expert_in, lru.last_used)
+    before = [array.copy() for array in arrays]
+    ids = np.array([[4, 6]], dtype=np.int32)
+    with pytest.raises(ConfigError, match=message):
+        lru.assign(ids, cap)
+    assert all(np.array_equal(*pair) for pair in zip(arrays, before, strict=True))
+    assert lru.step == 1 and ids.tolist() == [[4, 6]]
+    lru.check_integrity()
+
+
 def run_against_oracle(seed: int, steps: int, experts: int, slots: int, top_k: int) -> None:
     rng = np.random.default_rng(seed)
     lru, oracle = ExpertLru(experts, slots), SlowLru(experts, slots)

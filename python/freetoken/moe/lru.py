@@ -53,9 +53,12 @@ class FetchCap:
         A fraction f is the share at which fetching and computing take equally long: n fetches
         take time in proportion to n * (1 - f), the other misses (misses - n) * f. Of the integers
         the one that makes the longer of the two shortest is taken; on a tie the larger, since a
-        fetched expert may be a hit next time.
+        fetched expert may be a hit next time. Raises ConfigError for a value out of range.
         """
         value = int(self.value)
+        most = FRACTION_ONE if self.is_fraction else UNLIMITED
+        if not 0 <= value <= most:
+            raise ConfigError(f"the fetch cap was set to {value}; expected 0 to {most}")
         if not self.is_fraction:
             return value
         fewer = value * misses // FRACTION_ONE
@@ -96,8 +99,8 @@ class ExpertLru:
         The active set is the union of the ids. Hits refresh their slot. Of the misses at most
         `cap` (None: all) are fetched, most recently active first (ties: lower id), each into the
         least recently used slot (ties: lower slot) that no active expert owns.
-        Raises ValueError for an id outside [-1, experts), and CapacityError if all misses must be
-        fetched but do not fit; nothing has changed then.
+        Raises ValueError for an id outside [-1, experts), ConfigError for a cap out of range, and
+        CapacityError if all misses must be fetched but do not fit; nothing has changed then.
         """
         wanted = ids.astype(np.intp)
         if wanted.size and (wanted.min() < -1 or wanted.max() >= self.experts):
@@ -115,11 +118,11 @@ class ExpertLru:
                 f"one call needs {len(active)} experts at once, but the cache has {self.slots} "
                 f"slots per layer; split the call or raise cache_slots to {len(active)}"
             )
+        allowed = misses if cap is None else cap.limit(misses)
 
         self.step += 1
         if hits:
             self.last_used[slots if hits == len(active) else slots[slots >= 0]] = self.step
-        allowed = misses if cap is None else cap.limit(misses)
         fetches = min(allowed, misses, self.slots - hits)
         chosen, victims = self._fetch(missing, fetches) if fetches else ([], [])
         self.last_active[active] = self.step
