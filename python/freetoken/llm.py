@@ -82,15 +82,16 @@ class LLM:
         for tokens, one in zip(ids, each, strict=True):
             engine.check_prompt(tokens, new_tokens=0 if one.max_tokens == 0 else 1)
         generations: list[Generation] = []
-        try:
-            with deferred_interrupts():
+        with deferred_interrupts() as interrupts:
+            try:
                 for tokens, one in zip(ids, each, strict=True):
                     generations.append(engine.submit(tokens, one))
-            while any(generation.request.is_live for generation in generations):
-                engine.step()
-            return [generation.completion() for generation in generations]
-        finally:
-            _cancel(engine, generations)
+                while any(generation.request.is_live for generation in generations):
+                    interrupts.deliver()
+                    engine.step()
+                return [generation.completion() for generation in generations]
+            finally:
+                _cancel(engine, generations)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
         """Pieces of the completion's text as they come; joined, they are what `generate` returns.

@@ -254,3 +254,32 @@ def test_scores_beside_a_running_request() -> None:
     with pytest.raises(CapacityError, match="need 2 key-value pages and 1 are free"):
         engine.score([1] * 5, Phase.PREFILL)
     assert finish(engine, generation)[0].token_ids == [2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.DECODE])
+def test_ctrl_c_anywhere_in_scoring_leaves_no_pages(
+    phase: Phase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = FakeModel(count_up)
+    engine = make(model)
+    allocate = engine._allocator.allocate
+
+    def interrupted_allocate(count: int) -> list[int]:
+        pages = allocate(count)
+        os.kill(os.getpid(), signal.SIGINT)
+        return pages
+
+    monkeypatch.setattr(engine._allocator, "allocate", interrupted_allocate)
+    with pytest.raises(KeyboardInterrupt):
+        engine.score([1, 2, 3, 4, 5], phase)
+    engine.check_integrity()
+    assert len(model.batches) == 1
+
+
+@pytest.mark.parametrize("extra", [1, 2, 9])
+def test_a_prompt_beyond_the_cache_is_refused_without_a_token_limit_too(extra: int) -> None:
+    engine = make(pages=3)  # two pages of four tokens
+    params = SamplingParams(temperature=0, max_tokens=None)
+    with pytest.raises(CapacityError, match=rf"need {8 + extra} tokens .* up to 1 generated.* 8 f"):
+        engine.submit([1] * (8 + extra), params)
+    assert complete(engine, [1] * 8, params).token_ids == [2]

@@ -251,7 +251,9 @@ class Engine:
         if wanted is not None:
             return min(wanted, room)
         # Without a wish, as many as the cache can hold too; the last one needs no place in it.
-        return min(room, self._allocator.capacity * self._kv.page_tokens - len(token_ids) + 1)
+        # Of a prompt that is too long by itself the scheduler says so.
+        cached = self._allocator.capacity * self._kv.page_tokens
+        return min(room, max(1, cached - len(token_ids) + 1))
 
     # Logits --------------------------------------------------------------------------------
 
@@ -259,17 +261,19 @@ class Engine:
         """Logits after every token, float32 [T, vocab]: in one prefill, or one token at a time
         through the decode path. Nothing is sampled, and the cache is left as it was."""
         self.check_prompt(token_ids, new_tokens=0)
-        pages = self._scoring_pages(len(token_ids))
         step = len(token_ids) if phase is Phase.PREFILL else 1
         rows = []
-        try:
-            for start in range(0, len(token_ids), step):
-                span = Span(token_ids[start : start + step], start, pages, EVERY_TOKEN)
-                batch = build_batch(phase, [span], self._kv.page_tokens)
-                with deferred_interrupts(), torch.inference_mode():
-                    rows.append(self._model.forward(batch, self._kv))
-        finally:
-            self._allocator.free(pages)
+        with deferred_interrupts() as interrupts:
+            pages = self._scoring_pages(len(token_ids))
+            try:
+                for start in range(0, len(token_ids), step):
+                    span = Span(token_ids[start : start + step], start, pages, EVERY_TOKEN)
+                    batch = build_batch(phase, [span], self._kv.page_tokens)
+                    with torch.inference_mode():
+                        rows.append(self._model.forward(batch, self._kv))
+                    interrupts.deliver()
+            finally:
+                self._allocator.free(pages)
         return torch.cat(rows)
 
     def _scoring_pages(self, tokens: int) -> list[int]:
