@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -46,7 +47,9 @@ def compare(folder: Path, name: str, shape: ExpertShape, *, runs: int, threads: 
             process.stdin.write(f"{_CALLS}\n")
             process.stdin.flush()
             batch = _answer(process)
+            process.send_signal(signal.SIGSTOP)  # its idle threads spin
             mine = measure_experts(by_name(name), shape, calls=_CALLS, threads=threads)
+            process.send_signal(signal.SIGCONT)
             if run:  # the first batch warms up
                 theirs += batch
                 ours.append(mine.gbps)
