@@ -67,20 +67,25 @@ void float_dot_rows(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, con
   for (; r < r1; ++r) float_dot_block<W, 1>(w, r, x, y + (r - r0), y_stride);
 }
 
+template <class W, int kTokens>
+void float_dot_tokens(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, const Activations& x,
+                      const TokenRange& tokens, std::int64_t j, float* y, std::int64_t y_stride) {
+  const float* rows[kTokens];
+  for (int t = 0; t < kTokens; ++t) rows[t] = x.f32_row(tokens.row(j + t));
+  float_dot_rows<W, 4, kTokens>(w, r0, r1, rows, y + j * y_stride, y_stride);
+}
+
+// 4 rows are what a single token takes of memory streams; with 3 tokens, 12 accumulators, 3 activations
+// and a weight fill the 16 registers of AVX2.
 template <class W>
 void float_dot(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, const Activations& x,
                const TokenRange& tokens, float* y, std::int64_t y_stride) {
-  // 8 accumulators either way; a single token takes 4 rows of memory streams.
   std::int64_t j = 0;
-  for (; j + 4 <= tokens.count; j += 4) {
-    const float* const xs[4] = {x.f32_row(tokens.row(j)), x.f32_row(tokens.row(j + 1)),
-                                x.f32_row(tokens.row(j + 2)), x.f32_row(tokens.row(j + 3))};
-    float_dot_rows<W, 2>(w, r0, r1, xs, y + j * y_stride, y_stride);
+  for (; tokens.count - j == 3 || tokens.count - j > 4; j += 3) {
+    float_dot_tokens<W, 3>(w, r0, r1, x, tokens, j, y, y_stride);
   }
-  for (; j < tokens.count; ++j) {
-    const float* const xs[1] = {x.f32_row(tokens.row(j))};
-    float_dot_rows<W, 4>(w, r0, r1, xs, y + j * y_stride, y_stride);
-  }
+  for (; j + 2 <= tokens.count; j += 2) float_dot_tokens<W, 2>(w, r0, r1, x, tokens, j, y, y_stride);
+  if (j < tokens.count) float_dot_tokens<W, 1>(w, r0, r1, x, tokens, j, y, y_stride);
 }
 
 template <class W>
