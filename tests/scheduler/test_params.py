@@ -21,8 +21,8 @@ from freetoken.scheduler import SamplingParams
         ("temperature", "1", "a number >= 0"),
         ("top_p", 0.0, "in (0, 1]"),
         ("top_p", 1.01, "in (0, 1]"),
-        ("top_k", -1, "an integer >= 0"),
-        ("top_k", 1.5, "an integer >= 0"),
+        ("top_k", -2, "an integer >= -1"),
+        ("top_k", 1.5, "an integer >= -1"),
         ("min_p", -0.01, "in [0, 1]"),
         ("min_p", 1.5, "in [0, 1]"),
         ("repetition_penalty", 0, "a number > 0"),
@@ -44,6 +44,11 @@ def test_bad_values_name_parameter_value_and_range(name: str, value: Any, allowe
 def test_limits_are_allowed() -> None:
     SamplingParams(temperature=0, top_p=1, top_k=0, min_p=1, seed=2**64 - 1, max_tokens=0)
     SamplingParams(seed=None, max_tokens=None, repetition_penalty=0.5)
+
+
+@pytest.mark.parametrize("everything", [0, -1])
+def test_two_values_of_top_k_keep_all(everything: int) -> None:
+    assert SamplingParams(top_k=everything) == SamplingParams()
 
 
 def test_stop_takes_one_text_or_several() -> None:

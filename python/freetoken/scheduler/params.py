@@ -31,7 +31,7 @@ class SamplingParams:
 
     temperature: 0 is greedy (ties: the lower id); else logits are divided by it.
     top_p: keep the most probable tokens that together reach this probability; 1 keeps all.
-    top_k: keep the k most probable tokens; 0 keeps all.
+    top_k: keep the k most probable tokens; 0 keeps all, and -1, which becomes 0, does too.
     min_p: keep tokens at least this probable relative to the most probable; 0 keeps all.
     repetition_penalty: above 1, tokens of the prompt and of the output get less likely.
     seed: the same seed gives the same tokens, whatever else is in the batch; None draws one.
@@ -61,7 +61,7 @@ class SamplingParams:
                 _is_real(temperature) and temperature >= 0,
             ),
             ("top_p", top_p, "a number in (0, 1]", _is_real(top_p) and 0 < top_p <= 1),
-            ("top_k", top_k, "an integer >= 0 (0 keeps all)", _is_int(top_k) and top_k >= 0),
+            ("top_k", top_k, "an integer >= -1 (0 and -1: all)", _is_int(top_k) and top_k >= -1),
             ("min_p", min_p, "a number in [0, 1]", _is_real(min_p) and 0 <= min_p <= 1),
             ("repetition_penalty", penalty, "a number > 0", _is_real(penalty) and penalty > 0),
             (
@@ -79,6 +79,7 @@ class SamplingParams:
             ("ignore_eos", self.ignore_eos, "True or False", isinstance(self.ignore_eos, bool)),
         ):
             _require_number(name, value, allowed, accept)
+        object.__setattr__(self, "top_k", max(top_k, 0))
         self._normalize_stop()
 
     def _normalize_stop(self) -> None:
