@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +233,42 @@ def test_prompts_take_many_forms(llm: LLM) -> None:
     assert llm.generate(["Hello"], GREEDY) == llm.generate(ids, GREEDY) == expected
     assert llm.generate([ids, "Hello"], [GREEDY, GREEDY]) == expected * 2
     assert llm.generate([], GREEDY) == []
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+def test_sequences_of_any_kind_are_prompts(llm: LLM, kind: Callable[[list[int]], Any]) -> None:
+    expected = [llm.generate([prompt], GREEDY)[0] for prompt in ([72], [101])]
+    assert llm.generate([kind([72]), kind([101])], GREEDY) == expected
+    assert llm.generate([kind([72])], GREEDY) == expected[:1]
+    one = llm.generate([[72, 101]], GREEDY)
+    assert llm.generate(kind([72, 101]), GREEDY) == one
+    assert llm.generate([kind([72, 101])], GREEDY) == one
+    assert llm.generate(list(kind([72, 101])), GREEDY) == one  # whole numbers of that kind
+    assert "".join(llm.stream(kind([72, 101]), GREEDY)) == one[0].text
+
+
+@pytest.mark.parametrize("rows", [np.array, torch.tensor])
+def test_each_row_of_a_matrix_is_a_prompt(llm: LLM, rows: Callable[[Any], Any]) -> None:
+    expected = llm.generate([[72, 1], [101, 2]], GREEDY)
+    assert llm.generate(rows([[72, 1], [101, 2]]), GREEDY) == expected
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        [1.5],
+        [72, "text"],
+        [72, [101]],
+        [None],
+        torch.tensor(72),
+        torch.tensor([1.5]),
+        np.array([1.5]),
+        [[torch.tensor([72]), torch.tensor([101])]],
+    ],
+)
+def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(RequestError, match="a text or a list of token ids"):
+        llm.generate(prompts, GREEDY)
 
 
 def test_chat_uses_the_template(llm: LLM) -> None:

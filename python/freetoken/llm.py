@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, SupportsIndex, TypeGuard, cast
 
+import numpy as np
 from torch import Tensor
 
 from freetoken.config import EngineConfig
@@ -189,25 +190,46 @@ def _cancel(engine: Engine, generations: Sequence[Generation]) -> None:
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """The first element decides: a whole number begins one prompt, all else a list of prompts."""
     if isinstance(prompts, str):
         return [prompts]
-    items = list(prompts)
-    if items and not any(isinstance(item, str | Sequence) for item in items):
+    items = list(_iterate(prompts))
+    if items and _is_token(items[0]):
         return [cast("list[int]", items)]
     return cast("list[Prompt]", items)
+
+
+def _is_token(item: object) -> TypeGuard[SupportsIndex]:
+    """A whole number, Python's, NumPy's or torch's. An array or tensor of one element has an
+    `__index__` too, but it is a prompt of one token."""
+    if isinstance(item, Tensor):
+        return item.ndim == 0 and not item.is_floating_point()
+    if isinstance(item, np.ndarray):
+        return item.ndim == 0 and np.issubdtype(item.dtype, np.integer)
+    return isinstance(item, SupportsIndex)
 
 
 def _as_ids(token_ids: Iterable[int]) -> list[int]:
     """Ids from any iterable of whole numbers, NumPy's and torch's among them."""
     ids = []
-    for token in token_ids:
-        try:
-            ids.append(token.__index__())
-        except (AttributeError, TypeError) as error:
-            raise RequestError(
-                f"a prompt is a text or a list of token ids (whole numbers); found {token!r}"
-            ) from error
+    for token in _iterate(token_ids):
+        if not _is_token(token):
+            raise _not_a_prompt(token)
+        ids.append(token.__index__())
     return ids
+
+
+def _iterate(found: Iterable[object]) -> Iterator[object]:
+    try:
+        return iter(found)
+    except TypeError as error:  # of a number, and of tensors without a dimension
+        raise _not_a_prompt(found) from error
+
+
+def _not_a_prompt(found: object) -> RequestError:
+    return RequestError(
+        f"a prompt is a text or a list of token ids (whole numbers); found {found!r}"
+    )
 
 
 def _params_per_prompt(
