@@ -342,6 +342,22 @@ def test_stats_count_this_models_work(checkpoints: dict[str, Made]) -> None:
         assert llm.stats().experts.active == 0 and llm.stats().timing.decode_tokens == 0
 
 
+@pytest.mark.parametrize(("setting", "overlap"), [(None, True), ("1", True), ("0", False)])
+def test_overlap_is_what_the_environment_says(
+    checkpoints: dict[str, Made],
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str | None,
+    overlap: bool,
+) -> None:
+    monkeypatch.delenv("FREETOKEN_HYBRID_OVERLAP", raising=False)
+    if setting is not None:
+        monkeypatch.setenv("FREETOKEN_HYBRID_OVERLAP", setting)
+    with LLM(checkpoints["mixtral"].path, "hybrid", threads=1) as llm:
+        runtime = llm._model.runtime
+        assert runtime is not None and runtime.hybrid.overlap is overlap
+        assert llm._model.config.overlap is overlap
+
+
 def test_auto_without_a_gpu_is_cpu(llm: LLM) -> None:
     assert llm.stats().config.strategy == "cpu" and llm.stats().config.slots is None
 
