@@ -189,8 +189,10 @@ F32 dot_one(const PackedMatrix& w, const RowGroup& g, const QuantizedToken& x) {
   return sum * F32::broadcast(w.factor);
 }
 
-// Several tokens: up to kPanelBlocks times 32 columns of a group are unpacked once, to a panel that stays
+// Fewer than kPanelTokens tokens go one by one: all but the first find the group in the first-level cache.
+// For more, up to kPanelBlocks times 32 columns of a group are unpacked once, to a panel that stays
 // in the first-level cache while all tokens pass over it.
+inline constexpr int kPanelTokens = 4;
 inline constexpr int kPanelBlocks = 64;
 
 template <class W>
@@ -203,7 +205,10 @@ struct Panel {
     const Steps<W> step(w);
     const std::uint8_t* from = g.codes + first_block / kBlocks * step.codes;
     const std::uint8_t* scale = g.scales + first_block / kBlocks * step.scales;
+    const std::uint8_t* next = g.codes + F32::kWidth * (g.code_stride + first_block / kBlocks * step.codes);
     for (int b = 0; b < blocks; b += kBlocks) {
+      for (std::int64_t ahead = 0; ahead < F32::kWidth * step.codes; ahead += 64) prefetch(next + ahead);
+      next += F32::kWidth * step.codes;
 #pragma GCC unroll 8
       for (int i = 0; i < kBlocks; ++i) {
         W::Codes::template store<W>(from, g.code_stride, i, codes + (b + i) * kPanelBytes);
@@ -271,8 +276,10 @@ void quantized_dot(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, cons
   for (std::int64_t r = r0; r < r1;) {
     const RowGroup g = row_group(w, r, r1);
     float* out = y + (r - r0);
-    if (tokens.count == 1) {
-      store_lanes(dot_one<W>(w, g, quantized_token(x, tokens.row(0))), g, out);
+    if (tokens.count < kPanelTokens) {
+      for (std::int64_t j = 0; j < tokens.count; ++j) {
+        store_lanes(dot_one<W>(w, g, quantized_token(x, tokens.row(j))), g, out + j * y_stride);
+      }
     } else {
       dot_many<W>(w, g, x, tokens, out, y_stride);
     }
