@@ -15,7 +15,7 @@ from torch import Tensor
 from freetoken.config import EngineConfig
 from freetoken.engine.engine import Engine, Generation
 from freetoken.engine.interrupts import deferred_interrupts
-from freetoken.engine.loading import load_model
+from freetoken.engine.loading import LoadedModel, load_model
 from freetoken.engine.output import Completion
 from freetoken.errors import FreeTokenError, RequestError
 from freetoken.models.batch import Phase
@@ -55,9 +55,9 @@ class LLM:
     ) -> None:
         started = time.perf_counter()
         config = EngineConfig(strategy, device, cache_slots, max_fetch, threads, cpu_activations)
-        self._model = load_model(model, config)
-        self._closed = False
+        self._loaded: LoadedModel | None = load_model(model, config)
         self._load_s = time.perf_counter() - started
+        self._final_stats: Stats | None = None
         for note in self._model.config.notes:
             warnings.warn(note, stacklevel=2)
 
@@ -76,7 +76,7 @@ class LLM:
         per prompt. Raises RequestError, before anything runs, for a prompt that cannot be served.
         Ctrl-C and errors drop the requests; the model stays usable.
         """
-        engine = self._open_engine()
+        engine = self._model.engine
         batch = _as_batch(prompts)
         each = _params_per_prompt(params, len(batch))
         ids = [self._encode(prompt) for prompt in batch]
@@ -100,11 +100,11 @@ class LLM:
         Closing the iterator, or dropping it, cancels the request. Several may be read in turn, and
         then run together. Raises RequestError at once for a prompt that cannot be served.
         """
-        engine = self._open_engine()
+        engine = self._model.engine
         chosen = SamplingParams() if params is None else params
         tokens = self._encode(prompt)
         engine.check_prompt(tokens, new_tokens=0 if chosen.max_tokens == 0 else 1)
-        return _stream(engine, tokens, chosen)
+        return self._stream(tokens, chosen)
 
     def chat(self, messages: Messages, params: SamplingParams | None = None) -> Completion:
         """The model's answer to a conversation: dicts with "role" and "content".
@@ -120,14 +120,17 @@ class LLM:
 
     def logits(self, token_ids: Iterable[int]) -> Tensor:
         """Logits after every token, float32 [T, vocab], computed in one prefill."""
-        return self._open_engine().score(_as_ids(token_ids), Phase.PREFILL)
+        return self._model.engine.score(_as_ids(token_ids), Phase.PREFILL)
 
     def decode_logits(self, token_ids: Iterable[int]) -> Tensor:
         """The same, one token at a time through the decode path."""
-        return self._open_engine().score(_as_ids(token_ids), Phase.DECODE)
+        return self._model.engine.score(_as_ids(token_ids), Phase.DECODE)
 
     def stats(self) -> Stats:
-        """Times and counts since loading or the last `reset_stats`, and the configuration."""
+        """Times and counts since loading or the last `reset_stats`, and the configuration; of a
+        closed model, as they were when it was closed."""
+        if self._final_stats is not None:
+            return self._final_stats
         runtime = self._model.runtime
         experts = ExpertCounts() if runtime is None else runtime.stats().total
         timing = self._model.engine.timer.timing(self._load_s)
@@ -140,11 +143,14 @@ class LLM:
             self._model.runtime.reset_stats()
 
     def close(self) -> None:
-        """Drop requests, stop the workers and let go of the checkpoint. May be called again."""
-        if not self._closed:
-            self._closed = True
-            self._model.engine.drop_all()
-            self._model.resources.close()
+        """Drop requests, stop the workers and free the weights; only `stats` can be asked for
+        afterwards. May be called again."""
+        with deferred_interrupts():
+            if self._loaded is not None:
+                self._final_stats = self.stats()
+                loaded, self._loaded = self._loaded, None
+                loaded.engine.drop_all()
+                loaded.resources.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -157,30 +163,38 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _open_engine(self) -> Engine:
-        if self._closed:
+    @property
+    def _model(self) -> LoadedModel:
+        if self._loaded is None:
             raise FreeTokenError("this LLM is closed; load the model again to use it")
-        return self._model.engine
+        return self._loaded
 
     def _encode(self, prompt: Prompt) -> list[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else _as_ids(prompt)
 
-
-def _stream(engine: Engine, tokens: list[int], params: SamplingParams) -> Iterator[str]:
-    generations: list[Generation] = []
-    try:
-        with deferred_interrupts():
-            generations.append(engine.submit(tokens, params))
-        generation = generations[0]
-        while generation.request.is_live:
-            engine.step()
-            if piece := generation.take_new_text():
+    def _stream(self, tokens: list[int], params: SamplingParams) -> Iterator[str]:
+        """Holds neither the engine nor weights while it waits, so that `close` frees them."""
+        generations: list[Generation] = []
+        try:
+            with deferred_interrupts():
+                generations.append(self._model.engine.submit(tokens, params))
+            while self._advance(generations[0]):
+                if piece := generations[0].take_new_text():
+                    yield piece
+            generations[0].completion()  # raises if the request was dropped
+            if piece := generations[0].take_new_text():
                 yield piece
-        generation.completion()  # raises if the request was dropped
-        if piece := generation.take_new_text():
-            yield piece
-    finally:
-        _cancel(engine, generations)
+        finally:
+            if self._loaded is not None:
+                _cancel(self._loaded.engine, generations)
+
+    def _advance(self, generation: Generation) -> bool:
+        """Compute a step; False if the request has left. FreeTokenError if the LLM is closed."""
+        engine = self._model.engine
+        if generation.request.is_live:
+            engine.step()
+            return True
+        return False
 
 
 def _cancel(engine: Engine, generations: Sequence[Generation]) -> None:

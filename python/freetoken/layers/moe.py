@@ -37,9 +37,8 @@ class OffloadMoELayer:
         self._moe = moe
         self._ops = ops
         self._strategy = strategy
-        if expert_kernel is not None:
-            self._expert_kernel = expert_kernel
-            strategy.register(layer_id, self._experts_on_slots)
+        if expert_kernel is not None:  # itself, not a method: a cycle would outlive the model
+            strategy.register(layer_id, expert_kernel)
 
     def forward(self, x: Tensor, phase: Phase, padded: Tensor | None = None) -> Tensor:
         """x float32 [T, H] -> float32 [T, H]: here the sum over experts is rounded. `padded`
@@ -53,6 +52,3 @@ class OffloadMoELayer:
             ids = ids.masked_fill(padded[:, None], -1)
         run = self._strategy.decode if phase is Phase.DECODE else self._strategy.prefill
         return run(self._layer_id, x, weights, ids).to(torch.float32)
-
-    def _experts_on_slots(self, hidden_states: Tensor, weights: Tensor, slots: Tensor) -> Tensor:
-        return self._expert_kernel(hidden_states, weights, slots)

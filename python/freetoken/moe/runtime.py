@@ -172,7 +172,8 @@ class OffloadMoeRuntime:
         self.prefill_counter.reset()
 
     def close(self) -> None:
-        """Finish CPU work and let go of all weights. May be called again."""
+        """Finish CPU work and let go of all weights, but those that layers have bound: they go with
+        the layers. May be called again."""
         cpu, self._cpu = self._cpu, None
         self._hybrid = self._cache = self.store = self.pool = None
         if cpu is not None:
