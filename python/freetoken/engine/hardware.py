@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 from freetoken.config import Hardware
 from freetoken.errors import FreeTokenError
@@ -11,10 +12,10 @@ _KIB = 1024
 
 
 def detect_hardware(root: Path = Path("/")) -> Hardware:
-    """Memory available now: what the kernel says, and the control group's limit if lower."""
-    available = _memory_available(root / "proc/meminfo")
-    room = _cgroup_room(root / "sys/fs/cgroup")
-    return Hardware(memory_bytes=available if room is None else min(available, room))
+    """Memory available now: what the kernel says, and what the process's control groups leave if
+    that is less."""
+    rooms = [_memory_available(root / "proc/meminfo"), *_cgroup_rooms(root)]
+    return Hardware(memory_bytes=min(rooms))
 
 
 def _memory_available(meminfo: Path) -> int:
@@ -28,23 +29,45 @@ def _memory_available(meminfo: Path) -> int:
     )
 
 
-def _cgroup_room(group: Path) -> int | None:
-    """Bytes below the memory limit of a version 2 or 1 control group; None without a limit.
+def _cgroup_rooms(root: Path) -> Iterator[int]:
+    """What is left below every limit that the process's groups and their ancestors have, in bytes.
+
+    A line of /proc/self/cgroup is hierarchy:controllers:path; version 2 names no controllers.
+    """
+    file = root / "proc/self/cgroup"
+    mounts = root / "sys/fs/cgroup"
+    for line in file.read_text().splitlines() if file.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            for group in _with_ancestors(mounts, path):
+                yield from _room(group, "memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            for mount in {controllers, "memory"}:
+                for group in _with_ancestors(mounts / mount, path):
+                    yield from _room(group, "memory.limit_in_bytes", "memory.usage_in_bytes")
+
+
+def _with_ancestors(mount: Path, path: str) -> list[Path]:
+    """The group at `path` below a mount and all above it, up to the mount. Inside a container the
+    path may name directories that only the host has; then the mount is the container's group."""
+    relative = PurePosixPath(path.lstrip("/"))
+    if ".." in relative.parts:  # outside of the group that the process sees as the root
+        return [mount]
+    return [mount / relative, *(mount / parent for parent in relative.parents)]
+
+
+def _room(group: Path, limit_name: str, used_name: str) -> Iterator[int]:
+    """Bytes below the group's limit, if it has one.
 
     Page cache that the kernel can drop counts as used there; it is given back as `inactive_file`.
     """
-    for limit_name, used_name in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        limit_file, used_file = group / limit_name, group / used_name
-        if limit_file.exists() and used_file.exists():
-            limit = limit_file.read_text().strip()
-            if limit == "max":
-                return None
-            stat = (limit_file.parent / "memory.stat").read_text()
-            return max(0, int(limit) - int(used_file.read_text()) + _inactive_file(stat))
-    return None
+    limit_file = group / limit_name
+    if not limit_file.exists():
+        return
+    limit = limit_file.read_text().strip()
+    if limit != "max":
+        used = int((group / used_name).read_text())
+        yield max(0, int(limit) - used + _inactive_file((group / "memory.stat").read_text()))
 
 
 def _inactive_file(stat: str) -> int:
