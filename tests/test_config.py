@@ -95,12 +95,23 @@ def test_options_without_effect_are_noted() -> None:
     assert resolved.notes == () and resolved.max_fetch == 0
 
 
-def test_pages_use_at_most_half_of_what_the_weights_leave() -> None:
-    hardware = Hardware(memory_bytes=8 * GIB)
-    page_bytes = MOE.kv_bytes_per_token * resolve(EngineConfig(), MOE, hardware).page_tokens
-    for strategy, left in (("cpu", 8 * GIB), ("fused", 3 * GIB)):
-        resolved = resolve(EngineConfig(strategy=strategy), MOE, hardware)
-        assert left * 0.4 < (resolved.kv_pages - 1) * page_bytes <= left * 0.5
+@pytest.mark.parametrize(
+    ("facts", "strategy", "weights_gib"),
+    [
+        (DENSE, "auto", 6),  # mapped
+        (MOE, "cpu", 6),  # mapped
+        (MOE, "fused", 6),  # 1 mapped, 5 in slots
+        (MOE, "offload", 8.5),  # 1 mapped, 5 packed, half of 5 in slots
+        (MOE, "hybrid", 8.5),
+    ],
+)
+def test_pages_use_at_most_half_of_what_the_weights_leave(
+    facts: CheckpointFacts, strategy: str, weights_gib: float
+) -> None:
+    resolved = resolve(EngineConfig(strategy=strategy), facts, Hardware(memory_bytes=12 * GIB))
+    used = (resolved.kv_pages - 1) * facts.kv_bytes_per_token * resolved.page_tokens
+    half = (12 - weights_gib) / 2 * GIB
+    assert 0.98 * half < used <= half
 
 
 def test_pages_end_at_what_all_running_requests_can_use() -> None:
@@ -109,9 +120,20 @@ def test_pages_end_at_what_all_running_requests_can_use() -> None:
     assert tokens == resolved.max_running * MOE.context_tokens
 
 
-def test_weights_that_leave_no_memory_are_refused() -> None:
-    with pytest.raises(CapacityError, match="use the cpu strategy"):
-        resolve(EngineConfig(strategy="hybrid"), MOE, Hardware(memory_bytes=6 * GIB))
+@pytest.mark.parametrize(
+    ("facts", "strategy", "way_out"),
+    [
+        (DENSE, "auto", "6144 MiB, .* use a smaller checkpoint"),
+        (MOE, "cpu", "6144 MiB, .* use a smaller checkpoint"),
+        (MOE, "fused", "6144 MiB, .* use a smaller checkpoint"),
+        (MOE, "hybrid", "8704 MiB, .* use the cpu strategy"),
+    ],
+)
+def test_weights_that_leave_no_memory_are_refused(
+    facts: CheckpointFacts, strategy: str, way_out: str
+) -> None:
+    with pytest.raises(CapacityError, match=f"^6144 MiB of memory.* take {way_out}"):
+        resolve(EngineConfig(strategy=strategy), facts, Hardware(memory_bytes=6 * GIB))
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ _PAGE_TOKENS = 32
 _MAX_RUNNING = 64
 # A prefill step of this many tokens keeps all cores busy; longer prompts are cut into several.
 _PREFILL_BUDGET_TOKENS = 512
+_MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def resolve(
     strategy = _strategy(config, facts, hardware)
     slots = _cache_slots(config, strategy, facts, hardware)
     host_bytes = _host_bytes(strategy, slots, facts)
-    pages = _kv_pages(facts, hardware.memory_bytes - host_bytes)
+    pages = _kv_pages(facts, hardware.memory_bytes, host_bytes)
     return ResolvedConfig(
         strategy=strategy,
         cache_slots=slots,
@@ -181,23 +182,27 @@ def _default_slots(facts: CheckpointFacts, hardware: Hardware, least: int) -> in
 
 
 def _host_bytes(strategy: StrategyName | None, slots: int | None, facts: CheckpointFacts) -> int:
-    """Host memory that weights take beyond the mapped checkpoint; slots lie there too."""
+    """Memory that the weights take: what is read in every step has to stay in memory, mapped or
+    copied. Slots lie in host memory too; of experts that were copied the mapped bytes can go."""
     if strategy is None or strategy == "cpu" or slots is None:
-        return 0
+        return facts.weight_bytes
+    others = facts.weight_bytes - facts.expert_bytes
     pool_bytes = facts.expert_bytes * slots // facts.experts
-    return pool_bytes if strategy == "fused" else pool_bytes + facts.expert_bytes
+    return others + pool_bytes + (0 if strategy == "fused" else facts.expert_bytes)
 
 
-def _kv_pages(facts: CheckpointFacts, left_bytes: int) -> int:
+def _kv_pages(facts: CheckpointFacts, memory_bytes: int, weight_bytes: int) -> int:
     """Pages for keys and values, page 0 included: at most what `_MAX_RUNNING` full contexts use."""
     page_bytes = facts.kv_bytes_per_token * _PAGE_TOKENS
     most = _MAX_RUNNING * -(-facts.context_tokens // _PAGE_TOKENS)
-    usable = min(most, int(left_bytes * _KV_SHARE) // page_bytes)
+    usable = min(most, int((memory_bytes - weight_bytes) * _KV_SHARE) // page_bytes)
     if usable < 1:
+        copied = weight_bytes > facts.weight_bytes
         raise CapacityError(
-            f"{max(0, left_bytes) / 2**20:.0f} MiB of memory are left beside the weights and one "
-            f"key-value page takes {page_bytes / 2**20:.1f} MiB; free some memory, or use the cpu "
-            "strategy, which keeps experts in the mapped file"
+            f"{memory_bytes / _MIB:.0f} MiB of memory are available; the weights take "
+            f"{weight_bytes / _MIB:.0f} MiB, and one key-value page takes {page_bytes / _MIB:.1f} "
+            "MiB of half of what they leave; free some memory, or use "
+            + ("the cpu strategy, which copies no experts" if copied else "a smaller checkpoint")
         )
     return usable + 1
 
