@@ -135,8 +135,8 @@ inline double Weights::at(std::int64_t row, std::int64_t col) const {
   const std::uint8_t* c = matrix.codes + row * matrix.code_row_stride + block * matrix.code_block_stride;
   const std::uint8_t* s = matrix.scales + row * matrix.scale_row_stride + block * matrix.scale_block_stride;
   std::uint16_t u16[2] = {};
-  std::memcpy(u16, quantized(matrix.format) ? s : c,
-              static_cast<std::size_t>(quantized(matrix.format) ? std::min(info.scales_bytes, 4) : 2));
+  const int field_bytes = quantized(matrix.format) ? info.scales_bytes : info.codes_bytes;
+  std::memcpy(u16, quantized(matrix.format) ? s : c, static_cast<std::size_t>(std::min(field_bytes, 4)));
   const auto nibble = [&] { return i < 16 ? c[i] & 15 : c[i - 16] >> 4; };
   switch (matrix.format) {
     case ft::Format::F32: {
