@@ -66,6 +66,7 @@ class FakeCheckpoint:
     kind: Literal["gguf", "safetensors"]
     path: Path = Path("model.gguf")
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @cache

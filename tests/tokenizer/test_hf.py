@@ -135,13 +135,20 @@ def test_an_added_token_with_another_id_is_refused(tmp_path: Path):
 
 
 def test_ends_are_those_of_all_files(tmp_path: Path):
+    """The checkpoint has read generation_config.json, which nobody reads a second time."""
     files = [
         ("tokenizer.json", trained_byte_level()),
         ("tokenizer_config.json", CONFIG),
-        ("generation_config.json", {"eos_token_id": [0, 7]}),
+        ("generation_config.json", {"eos_token_id": 8}),
     ]
-    tokenizer = directory(tmp_path, *files, model={"eos_token_id": 9})
-    assert tokenizer.eos_ids == {0, 2, 7, 9}
+    write_files(tmp_path, files)
+    checkpoint = FakeCheckpoint(
+        "safetensors",
+        path=tmp_path,
+        metadata={"eos_token_id": 9},
+        generation_config={"eos_token_id": [0, 7]},
+    )
+    assert load_tokenizer(checkpoint).eos_ids == {0, 2, 7, 9}
 
 
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -15,7 +15,6 @@ from typing import Any
 import gguf
 
 from freetoken.checkpoints.base import Checkpoint
-from freetoken.checkpoints.mapping import read_json_object
 from freetoken.errors import CheckpointError
 from freetoken.models import read_spec
 from freetoken.tokenizer import Tokenizer, load_tokenizer
@@ -82,7 +81,7 @@ def write_vocabulary(checkpoint: Checkpoint, writer: gguf.GGUFWriter) -> None:
         for token_id in sorted(original.eos_ids)[:1]:
             writer.add_eos_token_id(token_id)
         return
-    files = _files(checkpoint, directory)
+    files = TokenizerFiles.of(checkpoint)
     vocabulary = _read(directory, files, original)
     rows = read_spec(checkpoint).vocab
     _name_ids(vocabulary, files, original)
@@ -94,19 +93,6 @@ def write_vocabulary(checkpoint: Checkpoint, writer: gguf.GGUFWriter) -> None:
     template = files.chat_template()
     if template is not None:
         writer.add_chat_template(template.source)
-
-
-def _files(checkpoint: Checkpoint, directory: Path) -> TokenizerFiles:
-    def content(name: str) -> Mapping[str, Any]:
-        path = directory / name
-        return read_json_object(path) if path.is_file() else {}
-
-    return TokenizerFiles(
-        directory=directory,
-        model_config=checkpoint.metadata,
-        tokenizer_config=content("tokenizer_config.json"),
-        generation_config=content("generation_config.json"),
-    )
 
 
 def _read(directory: Path, files: TokenizerFiles, original: Tokenizer) -> _Vocabulary:

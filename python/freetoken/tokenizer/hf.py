@@ -38,6 +38,20 @@ class TokenizerFiles:
     tokenizer_config: Mapping[str, Any]
     generation_config: Mapping[str, Any]
 
+    @staticmethod
+    def of(checkpoint: Checkpoint) -> TokenizerFiles:
+        """The files of the directory that holds the checkpoint. What the checkpoint has read
+        already is not read again."""
+        path = checkpoint.path
+        directory = path if path.is_dir() else path.parent
+        file = directory / "tokenizer_config.json"
+        return TokenizerFiles(
+            directory=directory,
+            model_config=checkpoint.metadata,
+            tokenizer_config=read_json_object(file) if file.is_file() else {},
+            generation_config=checkpoint.generation_config,
+        )
+
     def named_tokens(self) -> dict[str, str]:
         """{"bos_token": "<s>", ...} as tokenizer_config.json has them."""
         texts = {name: token_text(self.tokenizer_config.get(name)) for name in _TOKEN_NAMES}
@@ -86,14 +100,8 @@ def load_hf_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     tokenizer.json is preferred, then a SentencePiece tokenizer.model; a directory without any
     tokenizer file gives ids only. Raises CheckpointError for files that cannot be used.
     """
-    path = checkpoint.path
-    directory = path if path.is_dir() else path.parent
-    files = TokenizerFiles(
-        directory=directory,
-        model_config=checkpoint.metadata,
-        tokenizer_config=_read_json(directory / "tokenizer_config.json"),
-        generation_config=_read_json(directory / "generation_config.json"),
-    )
+    files = TokenizerFiles.of(checkpoint)
+    directory = files.directory
     if (directory / "tokenizer.json").is_file():
         return _load_tokenizer_json(files)
     if (directory / "tokenizer.model").is_file():
@@ -202,10 +210,6 @@ def _model_vocab_size(checkpoint: Checkpoint) -> int:
             hint="download the tokenizer files of the checkpoint too",
         )
     return size
-
-
-def _read_json(path: Path) -> Mapping[str, Any]:
-    return read_json_object(path) if path.is_file() else {}
 
 
 def _added_token(entry: Mapping[str, Any]) -> AddedToken:
