@@ -12,8 +12,10 @@ from freetoken.config import (
     CheckpointFacts,
     EngineConfig,
     Hardware,
+    StrategyName,
     read_environment,
     resolve,
+    resolve_slots,
 )
 from freetoken.errors import CapacityError, ConfigError
 
@@ -85,6 +87,55 @@ def test_slots_out_of_range_name_the_range(strategy: str, slots: int, allowed: s
 def test_slots_at_the_limits(strategy: str, slots: int) -> None:
     config = EngineConfig(strategy=strategy, cache_slots=slots)
     assert resolve(config, MOE, NO_GPU).cache_slots == slots
+
+
+@pytest.mark.parametrize(
+    ("strategy", "slots", "expected"),
+    [
+        ("offload", None, 4),
+        ("offload", 2, 2),
+        ("offload", 8, 8),
+        ("hybrid", None, 4),
+        ("hybrid", 1, 1),
+        ("fused", None, 8),
+        ("fused", 3, 8),
+        ("cpu", 3, 0),
+    ],
+)
+def test_slots_that_are_resolved(strategy: StrategyName, slots: int | None, expected: int) -> None:
+    assert resolve_slots(strategy, slots, 8, 2) == expected
+
+
+def test_the_default_is_never_below_the_minimum() -> None:
+    assert resolve_slots("offload", None, 4, 3) == 3
+
+
+@pytest.mark.parametrize(
+    ("strategy", "slots", "message"),
+    [
+        ("offload", 1, "cache_slots is 1; the strategy offload needs 2 to 8 slots"),
+        ("offload", 9, "2 to 8"),
+        ("hybrid", 0, "cache_slots is 0; the strategy hybrid needs 1 to 8 slots"),
+        ("hybrid", 9, "1 to 8"),
+        ("hybrid", -1, "1 to 8"),
+    ],
+)
+def test_wanted_slots_out_of_range_name_the_range(
+    strategy: StrategyName, slots: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve_slots(strategy, slots, 8, 2)
+
+
+@pytest.mark.parametrize("experts", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize("strategy", ["offload", "hybrid", "fused"])
+def test_the_model_and_the_runtime_get_the_same_default(
+    strategy: StrategyName, experts: int
+) -> None:
+    top_k = min(2, experts)
+    facts = dataclasses.replace(MOE, experts=experts, top_k=top_k)
+    settled = resolve(EngineConfig(strategy=strategy), facts, NO_GPU).cache_slots
+    assert settled == resolve_slots(strategy, None, experts, top_k)
 
 
 def test_options_without_effect_are_noted() -> None:

@@ -14,6 +14,7 @@ from typing import Literal, get_args
 from freetoken.errors import CapacityError, ConfigError
 
 StrategyName = Literal["fused", "offload", "cpu", "hybrid"]
+StrategyChoice = Literal["auto", StrategyName]
 DeviceName = Literal["auto", "cpu", "cuda"]
 CpuActivations = Literal["int8", "exact"]
 
@@ -40,7 +41,7 @@ class EngineConfig:
     cpu_activations: str = "int8"
 
     def __post_init__(self) -> None:
-        _require_choice("strategy", self.strategy, ("auto", *get_args(StrategyName)))
+        _require_choice("strategy", self.strategy, get_args(StrategyChoice))
         _require_choice("device", self.device, get_args(DeviceName))
         _require_at_least("cache_slots", self.cache_slots, 1)
         _require_at_least("max_fetch", self.max_fetch, 0)
@@ -156,29 +157,41 @@ def _cache_slots(
 ) -> int | None:
     if strategy is None or strategy == "cpu":
         return None
+    wanted = config.cache_slots
+    if wanted is None and hardware.gpu_bytes is not None:
+        wanted = _slots_that_fit(facts, hardware.gpu_bytes, least_slots(strategy, facts.top_k))
+    return resolve_slots(strategy, wanted, facts.experts, facts.top_k)
+
+
+def least_slots(strategy: StrategyName, top_k: int) -> int:
+    """Slots per layer without which a strategy cannot run."""
+    return top_k if strategy == "offload" else 1
+
+
+def resolve_slots(strategy: StrategyName, wanted: int | None, experts: int, top_k: int) -> int:
+    """Slots per layer of `experts` experts. Whatever is wanted, fused has one per expert and cpu
+    none; wanted None: half of the experts. Raises ConfigError naming the range that would do."""
+    if strategy == "cpu":
+        return 0
     if strategy == "fused":
-        return facts.experts
-    least = facts.top_k if strategy == "offload" else 1
-    if config.cache_slots is None:
-        return _default_slots(facts, hardware, least)
-    if not least <= config.cache_slots <= facts.experts:
+        return experts
+    least = least_slots(strategy, top_k)
+    if wanted is None:
+        return max(least, -(-experts // 2))
+    if not least <= wanted <= experts:
         raise ConfigError(
-            f"cache_slots is {config.cache_slots}; the {strategy} strategy needs {least} to "
-            f"{facts.experts} for a model with {facts.experts} experts, {facts.top_k} per token"
+            f"cache_slots is {wanted}; the strategy {strategy} needs {least} to {experts} slots "
+            f"per layer with this model ({experts} experts, {top_k} per token)"
         )
-    return config.cache_slots
+    return wanted
 
 
-def _default_slots(facts: CheckpointFacts, hardware: Hardware, least: int) -> int:
-    """Without a GPU the cache is only for trying out: half of the experts. With one: what fits
-    beside the other weights."""
-    if hardware.gpu_bytes is None:
-        wanted = facts.experts // 2
-    else:
-        slot_bytes = max(1, facts.expert_bytes // facts.experts)
-        others = facts.weight_bytes - facts.expert_bytes
-        wanted = int((hardware.gpu_bytes * _KV_SHARE - others) // slot_bytes)
-    return min(max(wanted, least), facts.experts)
+def _slots_that_fit(facts: CheckpointFacts, gpu_bytes: int, least: int) -> int:
+    """What fits on a GPU beside the other weights."""
+    slot_bytes = max(1, facts.expert_bytes // facts.experts)
+    others = facts.weight_bytes - facts.expert_bytes
+    fit = int((gpu_bytes * _KV_SHARE - others) // slot_bytes)
+    return min(max(fit, least), facts.experts)
 
 
 def _host_bytes(strategy: StrategyName | None, slots: int | None, facts: CheckpointFacts) -> int:

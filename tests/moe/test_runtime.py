@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from freetoken.config import StrategyName
 from freetoken.errors import ConfigError
 from freetoken.kernels.base import ExpertBank
-from freetoken.moe.runtime import MoeConfig, OffloadMoeRuntime, StrategyName, resolve_slots
+from freetoken.moe.runtime import MoeConfig, OffloadMoeRuntime
 from freetoken.moe.store import MappedExpertStore, PackedExpertStore
 from freetoken.moe.strategies import STRATEGIES, make_strategy
 from support.moe_fakes import HostMemory, OrderedKernel, OrderedOps, random_layer
@@ -92,44 +93,6 @@ def test_a_fused_runtime_holds_each_expert_once_in_its_own_slot() -> None:
             packed = layer.up.experts[expert].reshape(layer.up.rows, -1)
             wanted = torch.from_numpy(layer.up.format.dequantize(packed))
             assert torch.equal(read_expert(bank.up, expert).float(), wanted)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "slots", "expected"),
-    [
-        ("offload", None, 4),
-        ("offload", 2, 2),
-        ("offload", 8, 8),
-        ("hybrid", None, 4),
-        ("hybrid", 1, 1),
-        ("fused", None, 8),
-        ("fused", 3, 8),
-        ("cpu", 3, 0),
-    ],
-)
-def test_slots_that_are_resolved(strategy: StrategyName, slots: int | None, expected: int) -> None:
-    assert resolve_slots(MoeConfig(strategy, top_k=2, cache_slots=slots), 8) == expected
-
-
-def test_the_default_is_never_below_the_minimum() -> None:
-    assert resolve_slots(MoeConfig("offload", top_k=3), 4) == 3
-
-
-@pytest.mark.parametrize(
-    ("strategy", "slots", "message"),
-    [
-        ("offload", 1, "cache_slots is 1; the strategy offload needs 2 to 8 slots"),
-        ("offload", 9, "2 to 8"),
-        ("hybrid", 0, "cache_slots is 0; the strategy hybrid needs 1 to 8 slots"),
-        ("hybrid", 9, "1 to 8"),
-        ("hybrid", -1, "1 to 8"),
-    ],
-)
-def test_slots_out_of_range_name_the_range(
-    strategy: StrategyName, slots: int, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        resolve_slots(MoeConfig(strategy, top_k=2, cache_slots=slots), 8)
 
 
 def test_a_negative_fetch_cap_is_refused_before_anything_is_allocated() -> None:

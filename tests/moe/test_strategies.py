@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from freetoken.moe.runtime import MoeConfig, OffloadMoeRuntime, StrategyName
+from freetoken.config import StrategyName
+from freetoken.moe.runtime import MoeConfig, OffloadMoeRuntime
 from freetoken.moe.strategies import ExpertStrategy, make_strategy
 from support.moe_fakes import HostMemory, OrderedKernel, OrderedOps, random_layer, random_routes
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-StrategyName = Literal["auto", "fused", "offload", "cpu", "hybrid"]
-DeviceName = Literal["auto", "cpu", "cuda"]
-CpuActivationsName = Literal["int8", "exact"]
+from freetoken.config import CpuActivations as CpuActivationsName
+from freetoken.config import DeviceName, StrategyChoice
 
 Chat = Annotated[
     bool, typer.Option("--chat", help="Put the prompt into the model's chat template.")
@@ -53,7 +52,7 @@ IgnoreEos = Annotated[
     typer.Option("--ignore-eos", help="Go on past the end-of-text token."),
 ]
 Strategy = Annotated[
-    StrategyName | None,
+    StrategyChoice | None,
     typer.Option(
         help="Where experts are computed: all resident (fused), fetched when missed (offload), "
         "by the CPU (cpu), or both at once (hybrid). auto: what suits the machine.",

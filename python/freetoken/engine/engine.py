@@ -19,7 +19,7 @@ from freetoken.engine.forward_batch import (
     build_batch,
 )
 from freetoken.engine.interrupts import deferred_interrupts
-from freetoken.engine.output import Completion, IncrementalDecoder, TextAssembler
+from freetoken.engine.output import Completion, TextAssembler, TextDecoder
 from freetoken.engine.sampling import SamplingRow, sample
 from freetoken.errors import CapacityError, FreeTokenError, RequestError
 from freetoken.kvcache import KVCache, PageAllocator, pages_for
@@ -50,9 +50,7 @@ class Detokenizer(Protocol):
     @property
     def eos_ids(self) -> frozenset[int]: ...
 
-    def stream(
-        self, *, skip_special: bool = True, continuation: bool = False
-    ) -> IncrementalDecoder: ...
+    def stream(self, *, skip_special: bool = True, continuation: bool = False) -> TextDecoder: ...
 
 
 @dataclass(frozen=True)

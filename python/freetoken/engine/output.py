@@ -8,7 +8,7 @@ from typing import Protocol
 from freetoken.scheduler.request import FinishReason
 
 
-class IncrementalDecoder(Protocol):
+class TextDecoder(Protocol):
     """Token ids to text, never half a character."""
 
     def push(self, token_id: int, /) -> str: ...
@@ -38,7 +38,7 @@ class TextAssembler:
     What could be the beginning of a stop string is held back until it is known not to be one.
     """
 
-    def __init__(self, decoder: IncrementalDecoder, stop: tuple[str, ...]) -> None:
+    def __init__(self, decoder: TextDecoder, stop: tuple[str, ...]) -> None:
         self._decoder = decoder
         self._stop = stop
         self._held = ""

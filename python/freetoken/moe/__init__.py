@@ -6,10 +6,8 @@ from freetoken.moe.runtime import MoeConfig, OffloadMoeRuntime
 from freetoken.moe.stats import MoeStats
 from freetoken.moe.store import ExpertTensor, LayerExperts
 from freetoken.moe.strategies import ExpertStrategy, make_strategy
-from freetoken.telemetry import ExpertCounts
 
 __all__ = [
-    "ExpertCounts",
     "ExpertStrategy",
     "ExpertTensor",
     "LayerExperts",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from freetoken.errors import ConfigError
+from freetoken.config import StrategyName, resolve_slots
 from freetoken.kernels.base import ExpertBank, Ops
 from freetoken.moe.cpu_executor import CpuMoeExecutor, PendingDecode
 from freetoken.moe.hybrid_decode import HybridDecodeExecutor
@@ -22,16 +21,14 @@ from freetoken.moe.store import (
     SlotPool,
 )
 
-StrategyName = Literal["fused", "offload", "cpu", "hybrid"]
-
 
 @dataclass(frozen=True)
 class MoeConfig:
     """How experts are computed. `strategy` is resolved: never "auto".
 
-    cache_slots: slots per layer, of offload and hybrid (None: half of the experts); fused has one
-    per expert and cpu none, whatever it says. max_fetch: fetches per hybrid decode call and layer
-    (None: no limit). overlap: whether a hybrid step's CPU and GPU work run at the same time.
+    cache_slots: slots per layer, as `freetoken.config.resolve_slots` takes them. max_fetch: fetches
+    per hybrid decode call and layer (None: no limit). overlap: whether a hybrid step's CPU and GPU
+    work run at the same time.
     """
 
     strategy: StrategyName
@@ -39,24 +36,6 @@ class MoeConfig:
     cache_slots: int | None = None
     max_fetch: int | None = None
     overlap: bool = True
-
-
-def resolve_slots(config: MoeConfig, experts: int) -> int:
-    """Slots per layer of `experts` experts. Raises ConfigError naming the range that would do."""
-    if config.strategy == "cpu":
-        return 0
-    if config.strategy == "fused":
-        return experts
-    minimum = config.top_k if config.strategy == "offload" else 1
-    if config.cache_slots is None:
-        return max(minimum, -(-experts // 2))
-    if not minimum <= config.cache_slots <= experts:
-        raise ConfigError(
-            f"cache_slots is {config.cache_slots}; the strategy {config.strategy} needs "
-            f"{minimum} to {experts} slots per layer with this model "
-            f"({experts} experts, {config.top_k} per token)"
-        )
-    return config.cache_slots
 
 
 class OffloadMoeRuntime:
@@ -101,7 +80,9 @@ class OffloadMoeRuntime:
         Raises ConfigError (slots, fetch cap), CapacityError (memory), CheckpointError (formats).
         """
         experts = tuple(layer.experts for layer in layers)
-        slots = resolve_slots(config, min(experts, default=0))
+        slots = resolve_slots(
+            config.strategy, config.cache_slots, min(experts, default=0), config.top_k
+        )
         cap = FetchCap.fixed(config.max_fetch)
         counter = ExpertCounter(len(layers))
         store: ExpertStore | None = None
