@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import os
 import signal
 import subprocess
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import torch
 
 import freetoken
 from freetoken import LLM, SamplingParams
-from freetoken.errors import CapacityError, ConfigError, FreeTokenError, RequestError
+from freetoken.errors import CapacityError, ConfigError, RequestError
 from support.tiny_gguf import write_gguf
 from support.tiny_models import (
     BYTE_VOCAB,
@@ -399,83 +397,6 @@ def test_too_little_memory_is_refused(
     monkeypatch.setattr(loading, "detect_hardware", lambda: Hardware(memory_bytes=1000))
     with pytest.raises(CapacityError, match="free some memory"):
         LLM(checkpoints["mixtral"].path)
-
-
-USES: dict[str, Callable[[LLM], object]] = {
-    "generate": lambda llm: llm.generate("x", GREEDY),
-    "generate nothing": lambda llm: llm.generate([]),
-    "stream": lambda llm: llm.stream("x"),
-    "chat": lambda llm: llm.chat([{"role": "user", "content": "Hi"}]),
-    "chat_tokens": lambda llm: llm.chat_tokens([{"role": "user", "content": "Hi"}]),
-    "logits": lambda llm: llm.logits([1]),
-    "decode_logits": lambda llm: llm.decode_logits([1]),
-    "tokenizer": lambda llm: llm.tokenizer,
-    "reset_stats": lambda llm: llm.reset_stats(),
-}
-
-
-@pytest.fixture(scope="module")
-def closed(checkpoints: dict[str, Made]) -> LLM:
-    llm = LLM(checkpoints["mixtral"].path, threads=1)
-    llm.close()
-    llm.close()
-    return llm
-
-
-@pytest.mark.parametrize("use", USES)
-def test_a_closed_model_says_so(closed: LLM, use: str) -> None:
-    with pytest.raises(FreeTokenError, match="this LLM is closed; load"):
-        USES[use](closed)
-
-
-def test_streams_of_a_closed_model_say_so(checkpoints: dict[str, Made]) -> None:
-    with LLM(checkpoints["mixtral"].path, threads=1) as llm:
-        new, read, ended = (llm.stream("x", GREEDY) for _ in range(3))
-        next(read)
-        list(ended)
-    for stream in (new, read):
-        with pytest.raises(FreeTokenError, match="this LLM is closed; load"):
-            next(stream)
-    assert list(ended) == []
-
-
-def test_stats_stay_after_closing(checkpoints: dict[str, Made]) -> None:
-    with LLM(checkpoints["mixtral"].path, "hybrid", threads=1) as llm:
-        llm.generate("Hello", GREEDY)
-        before = llm.stats()
-    assert llm.stats() == before and before.experts.active > 0
-
-
-def maps_of(directory: Path) -> list[str]:
-    """What of a directory is mapped into this process."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return [line for line in lines if str(directory) in line]
-
-
-@pytest.mark.parametrize("strategy", ["dense", "cpu", "fused", "offload", "hybrid"])
-def test_closing_frees_the_weights_at_once(tmp_path: Path, strategy: str) -> None:
-    """Without the garbage collector, and although a stream is still around."""
-    family = "llama" if strategy == "dense" else "mixtral"
-    config = tiny_config(family, vocab_size=BYTE_VOCAB, max_position_embeddings=CONTEXT)
-    save_hf(make_model(config, seed=1), tmp_path, dtype=torch.bfloat16, tokenizer=True)
-    gc.collect()
-    gc.disable()
-    try:
-        llm = LLM(tmp_path, "auto" if strategy == "dense" else strategy, threads=1)
-        stream = llm.stream("Hello", GREEDY)
-        next(stream)
-        engine = llm._model.engine
-        held = [weakref.ref(engine), weakref.ref(engine._model), weakref.ref(engine._kv)]
-        runtime = llm._model.runtime
-        if runtime is not None and runtime.pool is not None:
-            held.append(weakref.ref(runtime.pool.bank(0).owners[0]))
-        del engine, runtime
-        assert maps_of(tmp_path) and all(ref() is not None for ref in held)
-        llm.close()
-        assert not maps_of(tmp_path) and all(ref() is None for ref in held)
-        del stream
-    finally:
-        gc.enable()
 
 
 def test_importing_the_package_is_cheap() -> None:

@@ -69,6 +69,7 @@ def phases(scheduler: Scheduler, before_step: Callable[[int], None]) -> list[str
     first = scheduler.waiting[0]
     found: list[str] = []
     while first.is_live:
+        assert len(found) < 50, "starved"
         before_step(len(found))
         plan = scheduler.schedule()
         assert plan is not None
