@@ -171,20 +171,20 @@ def test_pages_end_at_what_all_running_requests_can_use() -> None:
     assert tokens == resolved.max_running * MOE.context_tokens
 
 
-@pytest.mark.parametrize(
-    ("facts", "strategy", "way_out"),
-    [
-        (DENSE, "auto", "6144 MiB, .* use a smaller checkpoint"),
-        (MOE, "cpu", "6144 MiB, .* use a smaller checkpoint"),
-        (MOE, "fused", "6144 MiB, .* use a smaller checkpoint"),
-        (MOE, "hybrid", "8704 MiB, .* use the cpu strategy"),
-    ],
-)
-def test_weights_that_leave_no_memory_are_refused(
-    facts: CheckpointFacts, strategy: str, way_out: str
-) -> None:
-    with pytest.raises(CapacityError, match=f"^6144 MiB of memory.* take {way_out}"):
-        resolve(EngineConfig(strategy=strategy), facts, Hardware(memory_bytes=6 * GIB))
+@pytest.mark.parametrize("facts", [DENSE, MOE])
+def test_mapped_weights_beyond_memory_run_from_disk_and_say_so(facts: CheckpointFacts) -> None:
+    resolved = resolve(EngineConfig(), facts, Hardware(memory_bytes=4 * GIB))
+    assert any("read from disk" in note for note in resolved.notes)
+    used = (resolved.kv_pages - 1) * facts.kv_bytes_per_token * resolved.page_tokens
+    assert 0.45 * GIB < used <= 0.5 * GIB
+    assert not resolve(EngineConfig(), facts, Hardware(memory_bytes=12 * GIB)).notes
+
+
+@pytest.mark.parametrize(("strategy", "taken"), [("fused", "6144 MiB"), ("hybrid", "8704 MiB")])
+def test_copied_weights_that_leave_no_memory_are_refused(strategy: str, taken: str) -> None:
+    said = f"^6144 MiB of memory.* take {taken}, .* use the cpu strategy"
+    with pytest.raises(CapacityError, match=said):
+        resolve(EngineConfig(strategy=strategy), MOE, Hardware(memory_bytes=6 * GIB))
 
 
 @pytest.mark.parametrize(

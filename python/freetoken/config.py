@@ -26,6 +26,10 @@ _PAGE_TOKENS = 32
 _MAX_RUNNING = 64
 # A prefill step of this many tokens keeps all cores busy; longer prompts are cut into several.
 _PREFILL_BUDGET_TOKENS = 512
+# Strategies that read the mapped file: the system drops and reads pages of it as memory allows.
+_MAPPED: tuple[StrategyName | None, ...] = (None, "cpu")
+# What keys and values may count on then, of all memory, where the weights leave less.
+_LEAST_LEFT_SHARE = 0.25
 _MIB = 2**20
 
 
@@ -121,7 +125,10 @@ def resolve(
     strategy = _strategy(config, facts, hardware)
     slots = _cache_slots(config, strategy, facts, hardware)
     host_bytes = _host_bytes(strategy, slots, facts)
-    pages = _kv_pages(facts, hardware.memory_bytes, host_bytes)
+    left_bytes = hardware.memory_bytes - host_bytes
+    if strategy in _MAPPED:
+        left_bytes = max(left_bytes, int(hardware.memory_bytes * _LEAST_LEFT_SHARE))
+    pages = _kv_pages(facts, left_bytes, host_bytes)
     return ResolvedConfig(
         strategy=strategy,
         cache_slots=slots,
@@ -131,7 +138,7 @@ def resolve(
         kv_pages=pages,
         max_running=_MAX_RUNNING,
         prefill_budget_tokens=_PREFILL_BUDGET_TOKENS,
-        notes=_notes(config, strategy),
+        notes=(*_notes(config, strategy), *_memory_notes(strategy, facts, hardware)),
     )
 
 
@@ -204,20 +211,31 @@ def _host_bytes(strategy: StrategyName | None, slots: int | None, facts: Checkpo
     return others + pool_bytes + (0 if strategy == "fused" else facts.expert_bytes)
 
 
-def _kv_pages(facts: CheckpointFacts, memory_bytes: int, weight_bytes: int) -> int:
+def _kv_pages(facts: CheckpointFacts, left_bytes: int, weight_bytes: int) -> int:
     """Pages for keys and values, page 0 included: at most what `_MAX_RUNNING` full contexts use."""
     page_bytes = facts.kv_bytes_per_token * _PAGE_TOKENS
     most = _MAX_RUNNING * -(-facts.context_tokens // _PAGE_TOKENS)
-    usable = min(most, int((memory_bytes - weight_bytes) * _KV_SHARE) // page_bytes)
+    usable = min(most, int(left_bytes * _KV_SHARE) // page_bytes)
     if usable < 1:
-        copied = weight_bytes > facts.weight_bytes
         raise CapacityError(
-            f"{memory_bytes / _MIB:.0f} MiB of memory are available; the weights take "
-            f"{weight_bytes / _MIB:.0f} MiB, and one key-value page takes {page_bytes / _MIB:.1f} "
-            "MiB of half of what they leave; free some memory, or use "
-            + ("the cpu strategy, which copies no experts" if copied else "a smaller checkpoint")
+            f"{(left_bytes + weight_bytes) / _MIB:.0f} MiB of memory are available; the weights "
+            f"take {weight_bytes / _MIB:.0f} MiB, and one key-value page takes "
+            f"{page_bytes / _MIB:.1f} MiB of half of what they leave; free some memory, use the cpu "
+            "strategy, which copies no experts, or a smaller checkpoint"
         )
     return usable + 1
+
+
+def _memory_notes(
+    strategy: StrategyName | None, facts: CheckpointFacts, hardware: Hardware
+) -> tuple[str, ...]:
+    if strategy not in _MAPPED or facts.weight_bytes <= hardware.memory_bytes:
+        return ()
+    taken, available = facts.weight_bytes / _MIB, hardware.memory_bytes / _MIB
+    return (
+        f"the weights take {taken:.0f} MiB and {available:.0f} MiB of memory are available: some "
+        "will be read from disk again and again, which is slow",
+    )
 
 
 def _notes(config: EngineConfig, strategy: StrategyName | None) -> tuple[str, ...]:
