@@ -220,8 +220,8 @@ def _kv_pages(facts: CheckpointFacts, left_bytes: int, weight_bytes: int) -> int
         raise CapacityError(
             f"{(left_bytes + weight_bytes) / _MIB:.0f} MiB of memory are available; the weights "
             f"take {weight_bytes / _MIB:.0f} MiB, and one key-value page takes "
-            f"{page_bytes / _MIB:.1f} MiB of half of what they leave; free some memory, use the cpu "
-            "strategy, which copies no experts, or a smaller checkpoint"
+            f"{page_bytes / _MIB:.1f} MiB of half of what they leave; free some memory, use the "
+            "cpu strategy, which copies no experts, or a smaller checkpoint"
         )
     return usable + 1
 
