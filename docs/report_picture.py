@@ -6,8 +6,10 @@ python docs/report_picture.py
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
+from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
 from freetoken.cli import report
@@ -15,6 +17,7 @@ from freetoken.cli.run import EngineOptions, Job, SamplingOptions, compared
 from freetoken.demo import demo_model_path
 
 WIDTH = 78
+WITHOUT_WEB_FONTS = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 
 
 def main() -> None:
@@ -25,7 +28,8 @@ def main() -> None:
     runs = compared(str(demo_model_path()), job, EngineOptions())
     console = Console(record=True, width=WIDTH, file=io.StringIO())
     console.print(report.table(runs))
-    console.save_svg(str(Path(__file__).parent / "report.svg"), title="make demo")
+    picture = console.export_svg(title="make demo", code_format=WITHOUT_WEB_FONTS)
+    (Path(__file__).parent / "report.svg").write_text(picture)
 
 
 if __name__ == "__main__":
