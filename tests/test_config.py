@@ -196,6 +196,7 @@ def test_copied_weights_that_leave_no_memory_are_refused(strategy: str, taken: s
         ({"cache_slots": True}, "cache_slots"),
         ({"max_fetch": -1}, "max_fetch .* at least 0"),
         ({"threads": 0}, "threads .* at least 1"),
+        ({"threads": 10**12}, "threads .* at most 1024"),
         ({"threads": "2"}, "threads"),
     ],
 )

@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include "core/topology.h"
 
@@ -211,6 +212,7 @@ struct ThreadPool::Impl {
   void close();
   void post(const TicketPtr& ticket, bool to_thread0);
 
+  const pid_t process = getpid();
   const int size;
   const int spins;
   int pinned = 0;
@@ -257,13 +259,19 @@ void ThreadPool::Impl::close() {
 }
 
 void ThreadPool::Impl::post(const TicketPtr& ticket, bool to_thread0) {
+  if (process != getpid()) {
+    throw std::runtime_error("the worker threads do not survive a fork: load the model in the child process");
+  }
   const std::lock_guard lock(mutex);
   if (size > 1) workers.push(ticket);
   if (to_thread0) lead.push(ticket);
 }
 
 ThreadPool::ThreadPool(std::span<const int> cpus) : impl_(std::make_unique<Impl>(cpus)) {}
-ThreadPool::~ThreadPool() = default;
+ThreadPool::~ThreadPool() {
+  // Threads do not survive a fork: in the child there is nobody to join, and the memory is left alone.
+  if (impl_->process != getpid()) static_cast<void>(impl_.release());
+}
 
 int ThreadPool::size() const { return impl_->size; }
 int ThreadPool::pinned() const { return impl_->pinned; }

@@ -31,6 +31,7 @@ _MAPPED: tuple[StrategyName | None, ...] = (None, "cpu")
 # What keys and values may count on then, of all memory, where the weights leave less.
 _LEAST_LEFT_SHARE = 0.25
 _MIB = 2**20
+_MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class EngineConfig:
         _require_at_least("cache_slots", self.cache_slots, 1)
         _require_at_least("max_fetch", self.max_fetch, 0)
         _require_at_least("threads", self.threads, 1)
+        if self.threads is not None and self.threads > _MOST_THREADS:
+            raise ConfigError(f"threads is {self.threads}; it must be at most {_MOST_THREADS}")
         _require_choice("cpu_activations", self.cpu_activations, get_args(CpuActivations))
 
 

@@ -40,10 +40,12 @@ def ft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ft:
     return lambda *arguments: CliRunner().invoke(app, [str(a) for a in arguments])
 
 
-def in_a_process(*arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
+def in_a_process(
+    *arguments: str | Path, output: Any = subprocess.PIPE, **options: Any
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "freetoken.cli", *map(str, arguments)],
-        stdout=subprocess.PIPE,
+        stdout=output,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -192,6 +194,7 @@ def test_models_are_listed_and_found(ft: Ft, model: Path, tmp_path: Path) -> Non
     folder = tmp_path / "home" / "models"
     folder.mkdir(parents=True)
     (folder / "mine.gguf").write_bytes(b"GGUF")
+    (folder / "gone.gguf").symlink_to(tmp_path / "nowhere")
     assert ft("models", "list").stdout == f"mine\t4\tfreetoken\t{folder / 'mine.gguf'}\n"
     assert ft("models", "path").stdout == f"{tmp_path / 'home'}\n"
     assert ft("models", "path", "mine").stdout == f"{folder / 'mine.gguf'}\n"
@@ -211,6 +214,23 @@ def test_demo_answers_twice_and_reports_both(
     assert "not trained further" in " ".join(run.stderr.split())
     assert "hybrid, 4 of 5 experts cached" in " ".join(run.stderr.split())
     assert "computed on the CPU" in run.stderr
+
+
+def test_markup_in_a_prompt_is_text(ft: Ft, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "demo_model_path", lambda: model)
+    run = ft("demo", "--no-chat", "--max-tokens", 1, "--prompt", "[/b] [red]Hi", "--ignore-eos")
+    assert run.exit_code == 0, run.output
+    assert "> [/b] [red]Hi" in run.stderr
+
+
+def test_a_full_disk_behind_stdout_is_an_error_message(model: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        child = in_a_process("generate", "--model", model, "--prompt", "x", "--max-tokens", "2",
+                             output=full)  # fmt: skip
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 1
+    assert "No space left" in err
+    assert "Traceback" not in err
 
 
 def test_demo_with_json_is_one_object(ft: Ft, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def main() -> None:
     """Entry point."""
+    if sys.stdout is None:  # started with stdout closed
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the life of the process)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show every character
     if sys.argv[1:] in (["--version"], ["-V"]):
         from freetoken import __version__
 

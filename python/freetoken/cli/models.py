@@ -60,7 +60,7 @@ def show_path(name: str | None) -> None:
 
 
 def _own() -> list[CachedModel]:
-    files = (read_environment().home / "models").glob("*.gguf")
+    files = (f for f in (read_environment().home / "models").glob("*.gguf") if f.is_file())
     return [CachedModel(f.stem, f, f.stat().st_size, "freetoken") for f in files]
 
 

@@ -14,7 +14,9 @@ def build_demo_model(console: Console) -> Path:
     """The demo model, built first with a progress bar if it is not in the cache yet."""
     if demo_model_path().is_file():
         return demo_model_path()
-    console.print(f"Building the demo model, once: {demo_model_path()}", soft_wrap=True)
+    console.print(
+        f"Building the demo model, once: {demo_model_path()}", soft_wrap=True, markup=False
+    )
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
         tasks = {}

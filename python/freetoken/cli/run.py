@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from freetoken.errors import ConfigError, FreeTokenError, RequestError
 
@@ -102,7 +103,7 @@ def generate(model: str, job: Job, engine: EngineOptions, *, as_json: bool) -> N
     from freetoken.cli import report
 
     params = job.sampling.params()
-    with notes.status(f"loading {model}"):
+    with notes.status(escape(f"loading {model}")):
         llm = engine.load(model)
     with llm:
         if as_json:
@@ -141,7 +142,7 @@ def compared(model: str, job: Job, engine: EngineOptions) -> dict[str, Stats]:
                 f"\nstrategy [bold]{name}[/bold]; device {config.device}, "
                 f"{config.threads} threads, {config.isa}"
             )
-            notes.print(f"[dim]> {job.prompt}[/dim]")
+            notes.print(f"> {job.prompt}", style="dim", markup=False)
             _stream(llm, job, params)
             runs[name] = llm.stats()
     return runs
@@ -202,10 +203,13 @@ def errors_explained() -> Iterator[None]:
     except FreeTokenError as error:
         notes.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
-    except KeyboardInterrupt as error:
-        notes.print("\ninterrupted", style="dim")
-        raise typer.Exit(130) from error
     except BrokenPipeError as error:
         # The reader of stdout has gone (`ft generate ... | head`): nothing left to say.
         sys.stderr.close()
         raise typer.Exit(1) from error
+    except OSError as error:
+        notes.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as error:
+        notes.print("\ninterrupted", style="dim")
+        raise typer.Exit(130) from error
