@@ -39,8 +39,8 @@ class LLM:
     None: no limit. threads: CPU threads; None: one per physical core. cpu_activations: what
     quantised weights are multiplied with on the CPU, "int8" blocks of 32 or "exact" float32.
 
-    For use by one thread at a time. Raises ConfigError for options that cannot be used,
-    CheckpointError for a checkpoint that cannot, CapacityError if it does not fit.
+    Threads may share it: they take turns, step by step. Raises ConfigError for options that cannot
+    be used, CheckpointError for a checkpoint that cannot, CapacityError if it does not fit.
     """
 
     def __init__(

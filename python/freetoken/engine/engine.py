@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -123,6 +124,8 @@ class Engine:
         self._next_id = 0
         self._in_step = False
         self._cancelled: list[Generation] = []
+        # Threads that share a model take turns, step by step; their requests then run together.
+        self._turn = threading.RLock()
         self.timer = StepTimer()
 
     # Requests ------------------------------------------------------------------------------
@@ -148,18 +151,19 @@ class Engine:
         wanted = params.max_tokens
         self.check_prompt(token_ids, new_tokens=0 if wanted == 0 else 1)
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        request = Request(
-            self._next_id, token_ids, params, seed, self._token_limit(token_ids, wanted)
-        )
+        with self._turn:
+            number = self._next_id
+            self._next_id += 1
+        request = Request(number, token_ids, params, seed, self._token_limit(token_ids, wanted))
         generation = Generation(
             request, TextAssembler(self._detokenizer.stream(continuation=True), params.stop_strings)
         )
         if request.limit == 0:
             request.state, request.finish_reason = RequestState.FINISHED, "length"
             return generation
-        self._scheduler.submit(request)
-        self._generations[request.id] = generation
-        self._next_id += 1
+        with self._turn:
+            self._scheduler.submit(request)
+            self._generations[request.id] = generation
         return generation
 
     def cancel(self, generation: Generation) -> None:
@@ -167,11 +171,12 @@ class Engine:
 
         Inside a step (a stream collected as garbage) the request leaves when the step is done.
         """
-        if self._in_step:
-            self._cancelled.append(generation)
-            return
-        self._scheduler.drop(generation.request)
-        self._generations.pop(generation.request.id, None)
+        with self._turn:
+            if self._in_step:
+                self._cancelled.append(generation)
+                return
+            self._scheduler.drop(generation.request)
+            self._generations.pop(generation.request.id, None)
 
     def drop_all(self) -> None:
         """Drop every request."""
@@ -190,7 +195,7 @@ class Engine:
     def step(self) -> None:
         """Compute one batch. If it fails, every request in the engine is dropped: keys and values
         may be half written. Ctrl-C takes effect after the step."""
-        with deferred_interrupts():
+        with deferred_interrupts(), self._turn:
             self._in_step = True
             try:
                 self._step()
@@ -261,7 +266,7 @@ class Engine:
         self.check_prompt(token_ids, new_tokens=0)
         step = len(token_ids) if phase is Phase.PREFILL else 1
         rows = []
-        with deferred_interrupts() as interrupts:
+        with deferred_interrupts() as interrupts, self._turn:
             pages = self._scoring_pages(len(token_ids))
             try:
                 for start in range(0, len(token_ids), step):
