@@ -223,10 +223,11 @@ def test_markup_in_a_prompt_is_text(ft: Ft, model: Path, monkeypatch: pytest.Mon
     assert "> [/b] [red]Hi" in run.stderr
 
 
-def test_a_full_disk_behind_stdout_is_an_error_message(model: Path) -> None:
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_full_disk_behind_stdout_is_an_error_message(model: Path, form: tuple[str, ...]) -> None:
     with Path("/dev/full").open("w") as full:
         child = in_a_process("generate", "--model", model, "--prompt", "x", "--max-tokens", "2",
-                             output=full)  # fmt: skip
+                             "--seed", "1", *form, output=full)  # fmt: skip
         _, err = child.communicate(timeout=60)
     assert child.returncode == 1
     assert "No space left" in err

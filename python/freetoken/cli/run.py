@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -191,12 +192,23 @@ def _as_json(completion: Completion, stats: Stats) -> dict[str, Any]:
     }
 
 
+def _drop_unwritten_output() -> None:
+    """What stdout still buffers and cannot be rid of would fail anew when the interpreter exits,
+    which then ends with status 120 whatever the command had said."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 @contextlib.contextmanager
 def errors_explained() -> Iterator[None]:
     """Errors that a user can mend are printed without a traceback: exit status 2 for wrong
     options, 1 for anything else, 130 after Ctrl-C."""
     try:
         yield
+        sys.stdout.flush()
     except (ConfigError, RequestError) as error:
         notes.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(2) from error
@@ -205,9 +217,11 @@ def errors_explained() -> Iterator[None]:
         raise typer.Exit(1) from error
     except BrokenPipeError as error:
         # The reader of stdout has gone (`ft generate ... | head`): nothing left to say.
+        _drop_unwritten_output()
         sys.stderr.close()
         raise typer.Exit(1) from error
     except OSError as error:
+        _drop_unwritten_output()
         notes.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
