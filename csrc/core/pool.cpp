@@ -1,5 +1,7 @@
 #include "core/pool.h"
 
+#include <algorithm>
+#include <chrono>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -19,9 +21,11 @@
 namespace ft {
 namespace {
 
-// How often to look before parking on a futex. A look costs 15 to 45 ns, so this bridges the 10 to
-// 30 microseconds between two operators of a decode step, and is little beside a futex wake-up.
-constexpr int kSpins = 1000;
+// How long to look before parking on a futex. Waking a parked thread took 32 us on a virtual machine (an
+// interrupt to a halted processor), and a task with one parked lane 65 us in all; so a decode step, with
+// tens of microseconds between its operators and some hundred from step to step, must not find one parked.
+constexpr std::chrono::microseconds kSpinTime{1000};
+constexpr int kLooksPerClock = 32;   // 20 to 45 ns each, as long as a look at the clock
 
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -32,10 +36,16 @@ inline void pause() {
 }
 
 // Returns once `word` is no longer `old`.
-void await_change(const std::atomic<std::uint32_t>& word, std::uint32_t old, int spins) {
-  for (int i = 0; i < spins; ++i) {
-    if (word.load(std::memory_order_acquire) != old) return;
-    pause();
+void await_change(const std::atomic<std::uint32_t>& word, std::uint32_t old, bool spin) {
+  if (word.load(std::memory_order_acquire) != old) return;
+  if (spin) {
+    const auto end = std::chrono::steady_clock::now() + kSpinTime;
+    do {
+      for (int i = 0; i < kLooksPerClock; ++i) {
+        pause();
+        if (word.load(std::memory_order_acquire) != old) return;
+      }
+    } while (std::chrono::steady_clock::now() < end);
   }
   while (word.load(std::memory_order_acquire) == old) word.wait(old, std::memory_order_acquire);
 }
@@ -46,15 +56,15 @@ struct LaneAborted {};   // unwinds the other lanes of a task of which one lane 
 
 class ThreadPool::Ticket {
  public:
-  Ticket(Task* task, std::shared_ptr<Task> owner, int lanes, int spins)
-      : task_(task), owner_(std::move(owner)), lanes_(lanes), spins_(spins),
+  Ticket(Task* task, std::shared_ptr<Task> owner, int lanes, bool spin)
+      : task_(task), owner_(std::move(owner)), lanes_(lanes), spin_(spin),
         unfinished_(static_cast<std::uint32_t>(lanes)), done_(lanes == 0) {}
 
   bool claim_lane0() { return !lane0_claimed_.exchange(true, std::memory_order_acq_rel); }
   void run_lane(int index);
   void barrier();
   bool done() const { return done_.load(std::memory_order_acquire) != 0; }
-  void await_done() const { await_change(done_, 0, spins_); }
+  void await_done() const { await_change(done_, 0, spin_); }
   void rethrow() const {   // after await_done
     if (error_) std::rethrow_exception(error_);
   }
@@ -66,7 +76,7 @@ class ThreadPool::Ticket {
   Task* task_;
   std::shared_ptr<Task> owner_;   // null for run(): the caller holds the task
   const int lanes_;
-  const int spins_;
+  const bool spin_;
   std::mutex error_mutex_;
   std::exception_ptr error_;
   std::atomic<bool> lane0_claimed_{false};
@@ -116,7 +126,7 @@ void ThreadPool::Ticket::barrier() {
     phase_.fetch_add(1, std::memory_order_acq_rel);
     phase_.notify_all();
   } else {
-    await_change(phase_, phase, spins_);
+    await_change(phase_, phase, spin_);
   }
   if (failed_.load(std::memory_order_acquire)) throw LaneAborted{};
 }
@@ -158,8 +168,8 @@ class Feed {
     length_.notify_all();
   }
 
-  const TicketPtr& next(Cursor& cursor, int spins) const {   // blocks until there is one
-    await_change(length_, cursor.seen, spins);
+  const TicketPtr& next(Cursor& cursor, bool spin) const {   // blocks until there is one
+    await_change(length_, cursor.seen, spin);
     ++cursor.seen;
     cursor.node = cursor.node->next;
     return cursor.node->ticket;
@@ -196,6 +206,20 @@ bool pin(std::thread& thread, int cpu) {
   return error == 0;
 }
 
+// A caller that runs on the processor of a spinning worker would keep that worker, and so itself, from the
+// task. Moves the calling thread to `home`; which processors it may use remains as it was.
+void move_off(std::span<const int> taken, int home) {
+  const int here = sched_getcpu();
+  if (here < 0 || home < 0 || std::find(taken.begin(), taken.end(), here) == taken.end()) return;
+  cpu_set_t before, only;
+  if (home >= CPU_SETSIZE || pthread_getaffinity_np(pthread_self(), sizeof before, &before) != 0) return;
+  if (!CPU_ISSET(home, &before)) return;
+  CPU_ZERO(&only);
+  CPU_SET(home, &only);
+  if (pthread_setaffinity_np(pthread_self(), sizeof only, &only) != 0) return;
+  pthread_setaffinity_np(pthread_self(), sizeof before, &before);
+}
+
 class SoloLane final : public Lane {
  public:
   int index() const override { return 0; }
@@ -214,7 +238,8 @@ struct ThreadPool::Impl {
 
   const pid_t process = getpid();
   const int size;
-  const int spins;
+  const bool spin;
+  const std::vector<int> cpus;
   int pinned = 0;
   std::mutex mutex;   // guards the ends of both feeds: a ticket has one place in the order
   Feed workers;       // every task, for threads 1..n-1
@@ -225,7 +250,8 @@ struct ThreadPool::Impl {
 ThreadPool::Impl::Impl(std::span<const int> cpus)
     : size(static_cast<int>(cpus.size())),
       // With more threads than processors a spinning thread keeps another one from its work.
-      spins(cpus.size() > allowed_cpus().size() ? 0 : kSpins) {
+      spin(cpus.size() <= allowed_cpus().size()),
+      cpus(cpus.begin(), cpus.end()) {
   if (cpus.empty()) throw std::invalid_argument("a thread pool needs at least one thread");
   threads.reserve(cpus.size());
   const BlockSignals blocked;
@@ -243,8 +269,8 @@ ThreadPool::Impl::Impl(std::span<const int> cpus)
 
 void ThreadPool::Impl::work(int index, Feed& feed, Feed::Cursor cursor) {
   // Thread 0 shares its processor with the threads that call run: it never spins for work.
-  const int idle_spins = index == 0 ? 0 : spins;
-  while (const TicketPtr& ticket = feed.next(cursor, idle_spins)) {
+  const bool spin_idle = index != 0 && spin;
+  while (const TicketPtr& ticket = feed.next(cursor, spin_idle)) {
     if (index != 0 || ticket->claim_lane0()) ticket->run_lane(index);
   }
 }
@@ -281,7 +307,8 @@ void ThreadPool::run(Task& task) {
     SoloLane lane;
     return task.run(lane);
   }
-  const auto ticket = std::make_shared<Ticket>(&task, nullptr, impl_->size, impl_->spins);
+  move_off(std::span(impl_->cpus).subspan(1), impl_->cpus.front());
+  const auto ticket = std::make_shared<Ticket>(&task, nullptr, impl_->size, impl_->spin);
   ticket->claim_lane0();
   impl_->post(ticket, false);
   ticket->run_lane(0);
@@ -292,17 +319,20 @@ void ThreadPool::run(Task& task) {
 std::shared_ptr<ThreadPool::Ticket> ThreadPool::submit(std::shared_ptr<Task> task) {
   if (task == nullptr) throw std::invalid_argument("submit needs a task");
   Task* raw = task.get();
-  auto ticket = std::make_shared<Ticket>(raw, std::move(task), impl_->size, impl_->spins);
+  auto ticket = std::make_shared<Ticket>(raw, std::move(task), impl_->size, impl_->spin);
   impl_->post(ticket, true);
   return ticket;
 }
 
 std::shared_ptr<ThreadPool::Ticket> ThreadPool::completed() {
-  return std::make_shared<Ticket>(nullptr, nullptr, 0, 0);
+  return std::make_shared<Ticket>(nullptr, nullptr, 0, false);
 }
 
 void ThreadPool::wait(Ticket& ticket) {
-  if (!ticket.done() && ticket.claim_lane0()) ticket.run_lane(0);
+  if (!ticket.done() && ticket.claim_lane0()) {
+    move_off(std::span(impl_->cpus).subspan(1), impl_->cpus.front());
+    ticket.run_lane(0);
+  }
   ticket.await_done();
   ticket.rethrow();
 }

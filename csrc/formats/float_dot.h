@@ -14,10 +14,14 @@ namespace ft::FT_ISA_NAMESPACE {
 // Loops over accumulators must be unrolled, or the accumulators live in memory.
 #define FT_UNROLL _Pragma("GCC unroll 8")
 
+// What to fetch while the rows before `row` are worked on: the next ones, or what is read after the last.
+inline const std::uint8_t* codes_ahead(const PackedMatrix& w, std::int64_t row, std::int64_t end) {
+  return row >= end && w.codes_after != nullptr ? w.codes_after : w.codes + row * w.code_row_stride;
+}
+
 template <class W, int kRows, int kTokens>
-void float_dot_block(const PackedMatrix& w, std::int64_t row, const float* const (&x)[kTokens], float* y,
-                     std::int64_t y_stride) {
-  constexpr std::int64_t kPrefetchBytes = 2048;
+void float_dot_block(const PackedMatrix& w, std::int64_t row, const float* const (&x)[kTokens],
+                     const std::uint8_t* next, float* y, std::int64_t y_stride) {
   const std::uint8_t* rows[kRows];
   F32 sum[kRows][kTokens];
   FT_UNROLL
@@ -31,10 +35,11 @@ void float_dot_block(const PackedMatrix& w, std::int64_t row, const float* const
     F32 xs[kTokens];
     FT_UNROLL
     for (int t = 0; t < kTokens; ++t) xs[t] = F32::load(x[t] + c);
+    for (std::int64_t ahead = 0; ahead < kRows * F32::kWidth * W::kBytes; ahead += 64) prefetch(next + ahead);
+    next += kRows * F32::kWidth * W::kBytes;
     FT_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const std::uint8_t* p = rows[r] + c * W::kBytes;
-      if (kTokens == 1) prefetch(p + kPrefetchBytes);
       const F32 wr = W::load(p);
       FT_UNROLL
       for (int t = 0; t < kTokens; ++t) sum[r][t] = fma(wr, xs[t], sum[r][t]);
@@ -63,8 +68,10 @@ template <class W, int kRows, int kTokens>
 void float_dot_rows(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, const float* const (&x)[kTokens],
                     float* y, std::int64_t y_stride) {
   std::int64_t r = r0;
-  for (; r + kRows <= r1; r += kRows) float_dot_block<W, kRows>(w, r, x, y + (r - r0), y_stride);
-  for (; r < r1; ++r) float_dot_block<W, 1>(w, r, x, y + (r - r0), y_stride);
+  for (; r + kRows <= r1; r += kRows) {
+    float_dot_block<W, kRows>(w, r, x, codes_ahead(w, r + kRows, r1), y + (r - r0), y_stride);
+  }
+  for (; r < r1; ++r) float_dot_block<W, 1>(w, r, x, codes_ahead(w, r + 1, r1), y + (r - r0), y_stride);
 }
 
 template <class W, int kTokens>
@@ -72,10 +79,10 @@ void float_dot_tokens(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, c
                       const TokenRange& tokens, std::int64_t j, float* y, std::int64_t y_stride) {
   const float* rows[kTokens];
   for (int t = 0; t < kTokens; ++t) rows[t] = x.f32_row(tokens.row(j + t));
-  float_dot_rows<W, 4, kTokens>(w, r0, r1, rows, y + j * y_stride, y_stride);
+  float_dot_rows<W, kTokens == 1 ? 2 : 4, kTokens>(w, r0, r1, rows, y + j * y_stride, y_stride);
 }
 
-// 4 rows are what a single token takes of memory streams; with 3 tokens, 12 accumulators, 3 activations
+// A single token takes 2 rows at a time, so that they and the next two fit the first-level cache; with 3 tokens, 12 accumulators, 3 activations
 // and a weight fill the 16 registers of AVX2.
 template <class W>
 void float_dot(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, const Activations& x,

@@ -45,6 +45,8 @@ struct PackedMatrix {
   std::int64_t scale_row_stride;
   std::int64_t scale_block_stride;
   float factor = 1.0f;
+  // Codes that will be read after the rows asked for, if known: their beginning is fetched meanwhile.
+  const std::uint8_t* codes_after = nullptr;
 };
 
 // The view of `data` as rows of interleaved blocks without padding. FP8_128 has no such form

@@ -78,9 +78,8 @@ inline __attribute__((always_inline)) void fp8_add_block(const std::uint8_t* con
 }
 
 template <int kRows, int kTokens>
-void fp8_dot_block(const PackedMatrix& w, std::int64_t row, const float* const (&x)[kTokens], float* y,
-                   std::int64_t y_stride) {
-  constexpr std::int64_t kPrefetchBytes = 2048;
+void fp8_dot_block(const PackedMatrix& w, std::int64_t row, const float* const (&x)[kTokens],
+                   const std::uint8_t* next, float* y, std::int64_t y_stride) {
   const std::uint8_t* rows[kRows];
   F32 total[kRows][kTokens];
   E4m3Nans nans[kRows];   // told at the end: one NaN makes the whole sum NaN
@@ -94,12 +93,10 @@ void fp8_dot_block(const PackedMatrix& w, std::int64_t row, const float* const (
     const std::int64_t end = first + FP8_128::kBlock < w.cols ? first + FP8_128::kBlock : w.cols;
     F32 sum[kRows][kTokens];
     bool normal = true;
+    for (std::int64_t ahead = 0; ahead < kRows * (end - first); ahead += 64) prefetch(next + ahead);
+    next += kRows * (end - first);
     FT_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      if (kTokens == 1) {
-        prefetch(rows[r] + first + kPrefetchBytes);
-        prefetch(rows[r] + first + kPrefetchBytes + 64);
-      }
       normal &= nans[r].note(rows[r] + first, end - first);
       FT_UNROLL
       for (int t = 0; t < kTokens; ++t) sum[r][t] = F32::zero();
@@ -126,8 +123,10 @@ template <int kRows, int kTokens>
 void fp8_dot_rows(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, const float* const (&x)[kTokens],
                   float* y, std::int64_t y_stride) {
   std::int64_t r = r0;
-  for (; r + kRows <= r1; r += kRows) fp8_dot_block<kRows>(w, r, x, y + (r - r0), y_stride);
-  for (; r < r1; ++r) fp8_dot_block<1>(w, r, x, y + (r - r0), y_stride);
+  for (; r + kRows <= r1; r += kRows) {
+    fp8_dot_block<kRows>(w, r, x, codes_ahead(w, r + kRows, r1), y + (r - r0), y_stride);
+  }
+  for (; r < r1; ++r) fp8_dot_block<1>(w, r, x, codes_ahead(w, r + 1, r1), y + (r - r0), y_stride);
 }
 
 inline void fp8_dot(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, const Activations& x,

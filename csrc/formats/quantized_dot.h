@@ -95,6 +95,7 @@ struct RowGroup {
   const std::uint8_t* scales;
   std::int64_t code_stride, scale_stride;   // from lane to lane
   int first, count;
+  const std::uint8_t* next;   // codes to fetch meanwhile: of the next group, or what is read after the last
 };
 
 // The group that begins with row r. Near the end it reaches back, so that no lane reads outside; a
@@ -103,13 +104,16 @@ inline RowGroup row_group(const PackedMatrix& w, std::int64_t r, std::int64_t r1
   const bool wide = w.rows >= F32::kWidth;
   const std::int64_t start = wide && r > w.rows - F32::kWidth ? w.rows - F32::kWidth : r;
   const std::int64_t lanes = wide ? F32::kWidth - (r - start) : 1;
+  const std::uint8_t* following = w.codes + (start + (wide ? F32::kWidth : 1)) * w.code_row_stride;
+  const bool last = r1 - r <= lanes;
   return {
       .codes = w.codes + start * w.code_row_stride,
       .scales = w.scales + start * w.scale_row_stride,
       .code_stride = wide ? w.code_row_stride : 0,
       .scale_stride = wide ? w.scale_row_stride : 0,
       .first = static_cast<int>(r - start),
-      .count = static_cast<int>(r1 - r < lanes ? r1 - r : lanes),
+      .count = static_cast<int>(last ? r1 - r : lanes),
+      .next = last && w.codes_after != nullptr ? w.codes_after : following,
   };
 }
 
@@ -170,7 +174,7 @@ F32 dot_one(const PackedMatrix& w, const RowGroup& g, const QuantizedToken& x) {
   const Steps<W> step(w);
   const std::uint8_t* codes = g.codes;
   const std::uint8_t* scales = g.scales;
-  const std::uint8_t* next = g.codes + kRows * g.code_stride;
+  const std::uint8_t* next = g.next;
   F32 sum = F32::zero();
   for (std::int64_t b = 0; b < w.cols / 32; b += kBlocks) {
     for (std::int64_t ahead = 0; ahead < kRows * step.codes; ahead += 64) prefetch(next + ahead);
@@ -205,7 +209,7 @@ struct Panel {
     const Steps<W> step(w);
     const std::uint8_t* from = g.codes + first_block / kBlocks * step.codes;
     const std::uint8_t* scale = g.scales + first_block / kBlocks * step.scales;
-    const std::uint8_t* next = g.codes + F32::kWidth * (g.code_stride + first_block / kBlocks * step.codes);
+    const std::uint8_t* next = g.next + F32::kWidth * (first_block / kBlocks * step.codes);
     for (int b = 0; b < blocks; b += kBlocks) {
       for (std::int64_t ahead = 0; ahead < F32::kWidth * step.codes; ahead += 64) prefetch(next + ahead);
       next += F32::kWidth * step.codes;

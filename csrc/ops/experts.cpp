@@ -46,6 +46,11 @@ PackedMatrix matrix_of(const ExpertPart& part, std::int32_t expert) {
   };
 }
 
+const std::uint8_t* codes_at(const ExpertPart& part, std::int32_t expert, std::int64_t row) {
+  return reinterpret_cast<const std::uint8_t*>(part.codes[static_cast<std::size_t>(expert)]) +
+         row * part.code_row_stride;
+}
+
 // y[j * stride + i] += bias[row + i] for j < count, i < n
 void add_bias(const KernelSet& kernels, const ExpertPart& part, std::int32_t expert, std::int64_t row,
               std::int64_t n, float* y, std::int64_t stride, std::int64_t count) {
@@ -95,9 +100,9 @@ class ExpertTask final : public Task {
     }
     prepare(lane);
     lane.barrier();
-    gate_up();
+    const std::int64_t first_down = gate_up();
     lane.barrier();
-    down(scratch_.get() + lane.index() * scratch_floats_);
+    down(first_down, scratch_.get() + lane.index() * scratch_floats_);
   }
 
  private:
@@ -110,19 +115,39 @@ class ExpertTask final : public Task {
     }
   }
 
-  void gate_up() {
+  // A tile is taken before the one at hand is worked on, so that its beginning can be fetched meanwhile:
+  // memory does not fall idle from one stretch of weights to the next. Returns the first tile of `down`.
+  std::int64_t gate_up() {
     const std::int64_t row_tiles = tiles_of(inner_, tile_rows_);
     const std::int64_t tiles = static_cast<std::int64_t>(routes_.groups().size()) * row_tiles;
-    for (std::int64_t i; (i = next_gate_up_.take()) < tiles;) {
-      gate_up_tile(routes_.groups()[static_cast<std::size_t>(i / row_tiles)], i % row_tiles * tile_rows_);
+    const auto group = [&](std::int64_t i) -> const GroupedRoutes::Group& {
+      return routes_.groups()[static_cast<std::size_t>(i / row_tiles)];
+    };
+    const auto row = [&](std::int64_t i) { return i % row_tiles * tile_rows_; };
+    const std::int64_t first_down = next_down_.take();
+    for (std::int64_t i = next_gate_up_.take(); i < tiles;) {
+      const std::int64_t next = next_gate_up_.take();
+      gate_up_tile(group(i), row(i),
+                   next < tiles ? codes_at(args_.bank->gate, group(next).expert, row(next))
+                                : first_down_codes(first_down));
+      i = next;
     }
+    return first_down;
   }
 
-  void gate_up_tile(const GroupedRoutes::Group& group, std::int64_t row) {
+  const std::uint8_t* first_down_codes(std::int64_t tile) const {
+    const std::int64_t row = tile * down_rows_;
+    if (row >= hidden_ || routes_.groups().empty()) return nullptr;
+    return codes_at(args_.bank->down, routes_.groups().front().expert, row);
+  }
+
+  void gate_up_tile(const GroupedRoutes::Group& group, std::int64_t row, const std::uint8_t* after) {
     alignas(64) float gate[kTileFloats];
     alignas(64) float up[kTileFloats];
-    const PackedMatrix gate_w = matrix_of(args_.bank->gate, group.expert);
-    const PackedMatrix up_w = matrix_of(args_.bank->up, group.expert);
+    PackedMatrix gate_w = matrix_of(args_.bank->gate, group.expert);
+    PackedMatrix up_w = matrix_of(args_.bank->up, group.expert);
+    gate_w.codes_after = codes_at(args_.bank->up, group.expert, row);
+    up_w.codes_after = after;
     const Activations gate_x = gate_x_.view(args_.x);
     const Activations up_x = up_.prepare == gate_.prepare ? gate_x : up_x_.view(args_.x);
     const std::int64_t end = std::min(row + tile_rows_, inner_);
@@ -149,20 +174,25 @@ class ExpertTask final : public Task {
     }
   }
 
-  void down(float* scratch) {
+  void down(std::int64_t first, float* scratch) {
     const std::int64_t tiles = tiles_of(hidden_, down_rows_);
-    for (std::int64_t i; (i = next_down_.take()) < tiles;) {
+    for (std::int64_t i = first; i < tiles;) {
+      const std::int64_t next = next_down_.take();
       const std::int64_t row = i * down_rows_;
-      down_tile(row, std::min(row + down_rows_, hidden_), scratch);
+      down_tile(row, std::min(row + down_rows_, hidden_), first_down_codes(next), scratch);
+      i = next;
     }
   }
 
-  void down_tile(std::int64_t row, std::int64_t end, float* scratch) const {
+  void down_tile(std::int64_t row, std::int64_t end, const std::uint8_t* after, float* scratch) const {
     const Activations x = inner_x_.view(inner_f32_.get());
-    for (const GroupedRoutes::Group& group : routes_.groups()) {
+    const auto& groups = routes_.groups();
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+      const GroupedRoutes::Group& group = groups[i];
       float* outputs = scratch + group.first * down_rows_;
-      down_.dot(matrix_of(args_.bank->down, group.expert), row, end, x, {nullptr, group.first, group.count},
-                outputs, down_rows_);
+      PackedMatrix w = matrix_of(args_.bank->down, group.expert);
+      w.codes_after = i + 1 < groups.size() ? codes_at(args_.bank->down, groups[i + 1].expert, row) : after;
+      down_.dot(w, row, end, x, {nullptr, group.first, group.count}, outputs, down_rows_);
       add_bias(kernels_, args_.bank->down, group.expert, row, end - row, outputs, down_rows_, group.count);
     }
     for (std::int64_t t = 0; t < args_.tokens; ++t) {

@@ -44,21 +44,18 @@ class LinearTask final : public Task {
       for (std::int64_t t; (t = next_token_.take()) < tokens_;) prepare(t);
       lane.barrier();
     }
-    const std::int64_t token_tiles = tiles_of(tokens_, kTileTokens);
-    std::int64_t tile = next_tile_.take(), first = 0;   // of the part at hand
-    for (const LinearPart& part : parts_) {
-      const std::int64_t tiles = tiles_of(part.w->rows, kTileRows) * token_tiles;
-      for (; tile < first + tiles; tile = next_tile_.take()) {
-        const std::int64_t i = tile - first;
-        multiply(part, i / token_tiles * kTileRows, kTileRows, i % token_tiles * kTileTokens, kTileTokens);
-      }
-      first += tiles;
+    // A tile is taken before the one at hand is worked on, so that its beginning can be fetched meanwhile.
+    Tile next = tile(next_tile_.take());
+    while (next.part != nullptr) {
+      const Tile now = next;
+      next = tile(next_tile_.take());
+      multiply(*now.part, now.row, kTileRows, now.token, kTileTokens, codes_of(next));
     }
   }
 
   void run_alone() {
     if (tokens_ > kFewTokens) prepare_all();
-    for (const LinearPart& part : parts_) multiply(part, 0, part.w->rows, 0, tokens_);
+    for (const LinearPart& part : parts_) multiply(part, 0, part.w->rows, 0, tokens_, nullptr);
   }
 
  private:
@@ -66,6 +63,25 @@ class LinearTask final : public Task {
     decltype(FormatKernels::prepare) prepare;
     PreparedRows rows;
   };
+
+  struct Tile {
+    const LinearPart* part;   // null: there are no more
+    std::int64_t row, token;
+  };
+
+  Tile tile(std::int64_t i) const {   // of all parts, one after the other
+    const std::int64_t token_tiles = tiles_of(tokens_, kTileTokens);
+    for (const LinearPart& part : parts_) {
+      const std::int64_t tiles = tiles_of(part.w->rows, kTileRows) * token_tiles;
+      if (i < tiles) return {&part, i / token_tiles * kTileRows, i % token_tiles * kTileTokens};
+      i -= tiles;
+    }
+    return {nullptr, 0, 0};
+  }
+
+  static const std::uint8_t* codes_of(const Tile& tile) {
+    return tile.part == nullptr ? nullptr : tile.part->w->codes + tile.row * tile.part->w->code_row_stride;
+  }
 
   const Form* form_of(const FormatKernels& format) const {
     for (const Form& form : forms_) {
@@ -84,13 +100,15 @@ class LinearTask final : public Task {
   }
 
   void multiply(const LinearPart& part, std::int64_t row, std::int64_t rows, std::int64_t token,
-                std::int64_t tokens) const {
+                std::int64_t tokens, const std::uint8_t* after) const {
     const std::int64_t all_rows = part.w->rows;
     const std::int64_t end = std::min(row + rows, all_rows);
     const TokenRange range{nullptr, token, std::min(tokens, tokens_ - token)};
     float* y = part.y + token * all_rows + row;
     const FormatKernels& format = kernels_.format(part.w->format);
-    format.dot(*part.w, row, end, form_of(format)->rows.view(x_), range, y, all_rows);
+    PackedMatrix w = *part.w;
+    w.codes_after = after;
+    format.dot(w, row, end, form_of(format)->rows.view(x_), range, y, all_rows);
     if (part.bias == nullptr) return;
     for (std::int64_t j = 0; j < range.count; ++j) {
       for (std::int64_t r = row; r < end; ++r) y[j * all_rows + (r - row)] += part.bias[r];

@@ -1,4 +1,4 @@
-"""Random weights in every format: all codes, and scales that keep activations finite."""
+"""Random weights in every format: all codes, or what a checkpoint holds, and scales that keep activations finite."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from freetoken.formats.base import WeightFormat
 
@@ -67,10 +68,21 @@ def _bits(dtype: str, keep: int, put: int) -> Callable[[Bytes], None]:
     return write
 
 
+def _normal_e4m3(blocks: Bytes) -> None:
+    """Normally distributed, the largest of 128 x 128 at the end of the range, as in a checkpoint
+    (subnormal numbers, which take a slower path, are rare)."""
+    size = blocks.size
+    numbers = torch.randn(size, generator=torch.Generator().manual_seed(size))
+    deviation = _LARGEST_E4M3 / 4  # the largest of 16384 lies at about four standard deviations
+    codes = (numbers * deviation).clamp(-_LARGEST_E4M3, _LARGEST_E4M3).to(torch.float8_e4m3fn)
+    blocks.reshape(-1)[:] = codes.view(torch.uint8).numpy()
+
+
 def _unchanged(blocks: Bytes) -> None:
     pass
 
 
+_LARGEST_E4M3 = 448.0
 _E4M3 = 0x10  # 2^-5
 _E8M0 = 121  # 2^-6
 _SHAPERS: dict[str, Callable[[Bytes], None]] = {
@@ -88,11 +100,11 @@ _SHAPERS: dict[str, Callable[[Bytes], None]] = {
     "MXFP4_PAIRS": _unchanged,
     "NVFP4_PAIRS": _unchanged,
     "DS_FP4": _unchanged,
-    "FP8_128": _bits("u1", 0xBF, 0),  # the largest exponents left out: no NaN
+    "FP8_128": _normal_e4m3,
 }
 _PLANE_SCALES = {
     "MXFP4_PAIRS": bytes([_E8M0]),
     "DS_FP4": bytes([_E8M0]),
     "NVFP4_PAIRS": bytes([_E4M3]),
-    "FP8_128": np.array([0.05], "<f4").tobytes(),
+    "FP8_128": np.array([0.0003], "<f4").tobytes(),
 }
