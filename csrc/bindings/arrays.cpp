@@ -185,7 +185,11 @@ void RawView::expect_like(const RawView& other) const {
 }
 
 void RawView::refuse(const std::string& found, const std::string& expected) const {
-  throw nb::value_error((std::string(name_) + ": found " + found + ", expected " + expected).c_str());
+  refuse_array(name_, found, expected);
+}
+
+void refuse_array(const char* name, const std::string& found, const std::string& expected) {
+  throw nb::value_error((std::string(name) + ": found " + found + ", expected " + expected).c_str());
 }
 
 }  // namespace ft::py

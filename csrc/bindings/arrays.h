@@ -38,6 +38,8 @@ constexpr Kind kind_of() {
   }
 }
 
+[[noreturn]] void refuse_array(const char* name, const std::string& found, const std::string& expected);   // ValueError
+
 // A contiguous CPU array of up to four dimensions.
 class RawView {
  public:
@@ -50,6 +52,7 @@ class RawView {
   RawView(const RawView&) = delete;
   RawView& operator=(const RawView&) = delete;
 
+  const char* name() const { return name_; }
   int dims() const { return dims_; }
   std::int64_t shape(int dim) const { return shape_[dim]; }
   std::int64_t size() const;

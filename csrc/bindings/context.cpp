@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -31,29 +32,46 @@ void unlocked(Work work) {
   work();
 }
 
-// Every value of `ids` must lie in [low, high): a wrong one would read or write foreign memory.
-template <class Ids>
-void check_range(const Ids& ids, std::int64_t low, std::int64_t high) {
-  for (std::int64_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] < low || ids[i] >= high) {
-      ids.refuse(std::to_string(ids[i]) + " at position " + std::to_string(i),
-                 "numbers from " + std::to_string(low) + " to " + std::to_string(high - 1));
+// Numbers that say where memory is read or written. They are checked whenever an operator runs, also when it
+// is replayed: only then are they known.
+template <class T>
+struct Indices {
+  const char* name;
+  const T* values;
+  std::int64_t count;
+
+  // Every value must lie in [low, high).
+  void check(std::int64_t low, std::int64_t high) const {
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (values[i] < low || values[i] >= high) {
+        refuse_array(name, std::to_string(values[i]) + " at position " + std::to_string(i),
+                     "numbers from " + std::to_string(low) + " to " + std::to_string(high - 1));
+      }
     }
   }
+};
+
+template <class T, int N>
+Indices<std::remove_const_t<T>> indices(const View<T, N>& view) {
+  return {view.name(), view.data(), view.size()};
 }
 
 // Every page that a token will read must exist.
-void check_pages(const View<const std::int32_t, 2>& table, const View<const std::int32_t, 1>& sequence,
-                 const View<const std::int32_t, 1>& positions, std::int64_t page_tokens, std::int64_t pages) {
-  for (std::int64_t t = 0; t < sequence.size(); ++t) {
-    if (sequence[t] < 0) continue;
-    const std::int32_t* row = table.data() + sequence[t] * table.shape(1);
-    const std::int64_t used = positions[t] / page_tokens + 1;
+void check_pages(const AttentionArgs& args, std::int64_t sequences, std::int64_t pages) {
+  Indices<std::int32_t>{"sequence", args.sequence, args.tokens}.check(-1, sequences);
+  Indices<std::int32_t>{"positions", args.positions, args.tokens}.check(0, args.max_pages * args.page_tokens);
+  for (std::int64_t t = 0; t < args.tokens; ++t) {
+    if (args.sequence[t] < 0) continue;
+    const std::int32_t* row = args.block_table + args.sequence[t] * args.max_pages;
+    const std::int64_t used = args.positions[t] / args.page_tokens + 1;
     // Tokens of one sequence share their pages: only the furthest of a run needs the look.
-    if (t + 1 < sequence.size() && sequence[t + 1] == sequence[t] && positions[t + 1] >= positions[t]) continue;
+    if (t + 1 < args.tokens && args.sequence[t + 1] == args.sequence[t] &&
+        args.positions[t + 1] >= args.positions[t]) {
+      continue;
+    }
     const bool ok = std::all_of(row, row + used, [&](std::int32_t page) { return page >= 0 && page < pages; });
     if (!ok) {
-      table.refuse("a page out of range for sequence " + std::to_string(sequence[t]),
+      refuse_array("block_table", "a page out of range for sequence " + std::to_string(args.sequence[t]),
                    "pages from 0 to " + std::to_string(pages - 1));
     }
   }
@@ -67,7 +85,10 @@ struct ExpertCall {
     weights.expect({x.shape(0), kAny});
     ids.expect_like(weights);
     out.expect({x.shape(0), bank.hidden()});
-    check_range(ids, -1, bank.experts());
+  }
+
+  ExpertArgs args() const {
+    return {&bank.bank, x.data(), ids.data(), weights.data(), out.data(), x.shape(0), ids.shape(1)};
   }
 
   bool has_routes() const {
@@ -75,11 +96,6 @@ struct ExpertCall {
       if (ids[i] >= 0 && weights[i] != 0.0f) return true;
     }
     return false;
-  }
-
-  std::unique_ptr<Task> task(const KernelSet& kernels, int lanes) const {
-    const ExpertArgs args{&bank.bank, x.data(), ids.data(), weights.data(), out.data(), x.shape(0), ids.shape(1)};
-    return make_expert_task(kernels, args, lanes);
   }
 
   const Bank& bank;
@@ -153,17 +169,22 @@ void Context::linear(nb::tuple matrices, Array x_array, nb::tuple biases, nb::tu
     }
     parts.push_back({&w, bias, out_views.back().data()});
   }
-  const auto pool = this->pool();
-  unlocked([&] { ft::linear(*pool, *kernels_, parts, x.data(), x.shape(0)); });
+  std::vector<nb::handle> uses{x_array.object, matrices, biases, outs};
+  perform(uses, [kernels = kernels_, parts, x = x.data(), tokens = x.shape(0)](ThreadPool& pool) {
+    ft::linear(pool, *kernels, parts, x, tokens);
+  });
 }
 
-void Context::embed(const Matrix& w, Array ids_array, Array out_array) const {
+void Context::embed(nb::handle_t<Matrix> matrix, Array ids_array, Array out_array) const {
+  const PackedMatrix& w = nb::cast<const Matrix&>(matrix).packed;
   const View<const std::int64_t, 1> ids("ids", ids_array);
   const View<float, 2> out("out", out_array);
-  out.expect({ids.shape(0), w.packed.cols});
-  check_range(ids, 0, w.packed.rows);
-  const auto pool = this->pool();
-  unlocked([&] { ft::embed(*pool, *kernels_, w.packed, ids.data(), out.data(), ids.shape(0)); });
+  out.expect({ids.shape(0), w.cols});
+  perform({matrix, ids_array.object, out_array.object},
+          [kernels = kernels_, &w, ids = indices(ids), out = out.data()](ThreadPool& pool) {
+            ids.check(0, w.rows);
+            ft::embed(pool, *kernels, w, ids.values, out, ids.count);
+          });
 }
 
 void Context::rms_norm(Array x_array, Array weight_array, float eps, Array out_array) const {
@@ -172,10 +193,9 @@ void Context::rms_norm(Array x_array, Array weight_array, float eps, Array out_a
   const View<float, 2> out("out", out_array);
   weight.expect({x.shape(1)});
   out.expect_like(x);
-  const auto pool = this->pool();
-  unlocked([&] {
-    ft::rms_norm(*pool, *kernels_, x.data(), weight.data(), eps, out.data(), x.shape(0), x.shape(1));
-  });
+  perform({x_array.object, weight_array.object, out_array.object},
+          [kernels = kernels_, x = x.data(), weight = weight.data(), eps, out = out.data(), rows = x.shape(0),
+           n = x.shape(1)](ThreadPool& pool) { ft::rms_norm(pool, *kernels, x, weight, eps, out, rows, n); });
 }
 
 void Context::add_rms_norm(Array x_array, Array residual_array, Array weight_array, float eps,
@@ -187,11 +207,11 @@ void Context::add_rms_norm(Array x_array, Array residual_array, Array weight_arr
   residual.expect_like(x);
   weight.expect({x.shape(1)});
   out.expect_like(x);
-  const auto pool = this->pool();
-  unlocked([&] {
-    ft::add_rms_norm(*pool, *kernels_, x.data(), residual.data(), weight.data(), eps, out.data(), x.shape(0),
-                     x.shape(1));
-  });
+  perform({x_array.object, residual_array.object, weight_array.object, out_array.object},
+          [kernels = kernels_, x = x.data(), residual = residual.data(), weight = weight.data(), eps,
+           out = out.data(), rows = x.shape(0), n = x.shape(1)](ThreadPool& pool) {
+            ft::add_rms_norm(pool, *kernels, x, residual, weight, eps, out, rows, n);
+          });
 }
 
 void Context::gated_activation(Array gate_array, Array up_array, Activation activation, float alpha, float limit,
@@ -201,11 +221,11 @@ void Context::gated_activation(Array gate_array, Array up_array, Activation acti
   const View<float, 2> out("out", out_array);
   up.expect_like(gate);
   out.expect_like(gate);
-  const auto pool = this->pool();
-  unlocked([&] {
-    ft::gated_activation(*pool, *kernels_, {activation, alpha, limit}, gate.data(), up.data(), out.data(),
-                         gate.size());
-  });
+  perform({gate_array.object, up_array.object, out_array.object},
+          [kernels = kernels_, kind = GatedActivation{activation, alpha, limit}, gate = gate.data(),
+           up = up.data(), out = out.data(), n = gate.size()](ThreadPool& pool) {
+            ft::gated_activation(pool, *kernels, kind, gate, up, out, n);
+          });
 }
 
 void Context::rotary(Array q_array, Array k_array, Array cos_array, Array sin_array, bool interleaved) const {
@@ -221,8 +241,8 @@ void Context::rotary(Array q_array, Array k_array, Array cos_array, Array sin_ar
   }
   const RotaryArgs args{q.data(), k.data(), cos.data(), sin.data(), q.shape(0), q.shape(1), k.shape(1),
                         q.shape(2), 2 * cos.shape(1), interleaved};
-  const auto pool = this->pool();
-  unlocked([&] { ft::rotary(*pool, *kernels_, args); });
+  perform({q_array.object, k_array.object, cos_array.object, sin_array.object},
+          [kernels = kernels_, args](ThreadPool& pool) { ft::rotary(pool, *kernels, args); });
 }
 
 void Context::write_kv(Array k_array, Array v_array, Array k_cache_array, Array v_cache_array,
@@ -236,11 +256,13 @@ void Context::write_kv(Array k_array, Array v_array, Array k_cache_array, Array 
   k_cache.expect({kAny, kAny, k.shape(1), k.shape(2)});
   v_cache.expect_like(k_cache);
   slots.expect({k.shape(0)});
-  check_range(slots, 0, k_cache.shape(0) * k_cache.shape(1));
-  unlocked([&] {
-    ft::write_kv(k.data(), v.data(), k_cache.data(), v_cache.data(), slots.data(), k.shape(0),
-                 k.shape(1) * k.shape(2));
-  });
+  perform({k_array.object, v_array.object, k_cache_array.object, v_cache_array.object, slots_array.object},
+          [k = k.data(), v = v.data(), k_cache = k_cache.data(), v_cache = v_cache.data(),
+           slots = indices(slots), row = k.shape(1) * k.shape(2),
+           all_slots = k_cache.shape(0) * k_cache.shape(1)](ThreadPool&) {
+            slots.check(0, all_slots);
+            ft::write_kv(k, v, k_cache, v_cache, slots.values, slots.count, row);
+          });
 }
 
 void Context::paged_attention(Array q_array, Array k_cache_array, Array v_cache_array, Array table_array,
@@ -270,15 +292,20 @@ void Context::paged_attention(Array q_array, Array k_cache_array, Array v_cache_
     sinks->expect({q.shape(1)});
   }
   if (window && *window < 1) throw nb::value_error("window: expected at least 1, or None for no window");
-  check_range(sequence, -1, table.shape(0));
-  check_range(positions, 0, table.shape(1) * page_tokens);
-  check_pages(table, sequence, positions, page_tokens, k_cache.shape(0));
   const AttentionArgs args{q.data(), k_cache.data(), v_cache.data(), table.data(), sequence.data(),
                            positions.data(), out.data(), q.shape(0), q.shape(1), kv_heads, q.shape(2),
                            page_tokens, table.shape(1), scale, window.value_or(0),
                            sinks ? sinks->data() : nullptr};
-  const auto pool = this->pool();
-  unlocked([&] { ft::paged_attention(*pool, *kernels_, args); });
+  std::vector<nb::handle> uses;
+  for (const Array array : {q_array, k_cache_array, v_cache_array, table_array, sequence_array, positions_array,
+                            out_array}) {
+    uses.emplace_back(array.object);
+  }
+  if (sinks_array) uses.emplace_back(sinks_array->object);
+  perform(uses, [kernels = kernels_, args, sequences = table.shape(0), pages = k_cache.shape(0)](ThreadPool& pool) {
+    check_pages(args, sequences, pages);
+    ft::paged_attention(pool, *kernels, args);
+  });
 }
 
 void Context::route_topk(Array logits_array, bool renormalize, Array weights_array, Array ids_array) const {
@@ -291,30 +318,74 @@ void Context::route_topk(Array logits_array, bool renormalize, Array weights_arr
   if (top_k < 1 || top_k > logits.shape(1)) {
     weights.refuse("top_k " + std::to_string(top_k), "1 to the " + std::to_string(logits.shape(1)) + " experts");
   }
-  unlocked([&] {
-    ft::route_topk(logits.data(), logits.shape(0), logits.shape(1), top_k, renormalize, weights.data(), ids.data());
+  perform({logits_array.object, weights_array.object, ids_array.object},
+          [logits = logits.data(), tokens = logits.shape(0), experts = logits.shape(1), top_k, renormalize,
+           weights = weights.data(), ids = ids.data()](ThreadPool&) {
+            ft::route_topk(logits, tokens, experts, top_k, renormalize, weights, ids);
+          });
+}
+
+void Context::experts(nb::handle_t<Bank> bank, Array x, Array weights, Array ids, Array out) const {
+  const ExpertCall call(nb::cast<const Bank&>(bank), x, weights, ids, out);
+  perform({bank, x.object, weights.object, ids.object, out.object},
+          [kernels = kernels_, args = call.args(), ids = indices(call.ids), experts = call.bank.experts()](
+              ThreadPool& pool) {
+            ids.check(-1, experts);
+            const auto task = make_expert_task(*kernels, args, pool.size());
+            pool.run(*task);
+          });
+}
+
+void Context::to_float32(Array x_array, Array out_array) const {
+  const View<const double, 2> x("x", x_array);
+  const View<float, 2> out("out", out_array);
+  out.expect_like(x);
+  perform({x_array.object, out_array.object}, [x = x.data(), out = out.data(), n = x.size()](ThreadPool&) {
+    std::transform(x, x + n, out, [](double v) { return static_cast<float>(v); });
   });
 }
 
-void Context::experts(const Bank& bank, Array x, Array weights, Array ids, Array out) const {
-  const ExpertCall call(bank, x, weights, ids, out);
+void Context::start_recording() {
+  if (recording_ != nullptr) throw std::runtime_error("this Context is recording already");
+  recording_ = std::make_shared<Recording>();
+}
+
+std::shared_ptr<Recording> Context::stop_recording() {
+  if (recording_ == nullptr) throw std::runtime_error("this Context is not recording");
+  return std::move(recording_);
+}
+
+void Context::replay(const Recording& recording) const {
   const auto pool = this->pool();
   unlocked([&] {
-    const auto task = call.task(*kernels_, pool->size());
-    pool->run(*task);
+    for (const auto& work : recording.work) work(*pool);
   });
+}
+
+void Context::perform(std::span<const nb::handle> uses, std::function<void(ThreadPool&)> work) const {
+  const auto pool = this->pool();
+  unlocked([&] { work(*pool); });
+  if (recording_ == nullptr) return;
+  for (const nb::handle object : uses) recording_->uses.push_back(nb::borrow(object));
+  recording_->work.push_back(std::move(work));
+}
+
+void Context::perform(std::initializer_list<nb::handle> uses, std::function<void(ThreadPool&)> work) const {
+  perform(std::span(uses.begin(), uses.size()), std::move(work));
 }
 
 std::unique_ptr<Pending> Context::experts_submit(nb::handle_t<Bank> bank, Array x, Array weights,
                                                  Array ids, Array out) const {
   const ExpertCall call(nb::cast<const Bank&>(bank), x, weights, ids, out);
+  indices(call.ids).check(-1, call.bank.experts());
+  if (recording_ != nullptr) throw std::runtime_error("submitted work cannot be recorded");
   auto pool = this->pool();
   std::vector<nb::object> arrays{nb::borrow(bank)};
   for (const Array array : {x, weights, ids, out}) arrays.push_back(nb::borrow(array.object));
   std::shared_ptr<ThreadPool::Ticket> ticket;
   unlocked([&] {
     if (call.has_routes()) {
-      ticket = pool->submit(call.task(*kernels_, pool->size()));
+      ticket = pool->submit(make_expert_task(*kernels_, call.args(), pool->size()));
     } else {   // nothing to compute: no worker is woken
       std::fill_n(call.out.data(), call.out.size(), 0.0);
       ticket = ThreadPool::completed();
@@ -339,6 +410,8 @@ void bind_context(nb::module_& module) {
   nb::enum_<Precision>(module, "Precision", "How quantised weights read activations.")
       .value("Int8", Precision::Int8, "Rounded to int8 in blocks of 32; products are exact integers.")
       .value("Exact", Precision::Exact, "As float32, times dequantised weights.");
+
+  nb::class_<Recording>(module, "Recording", "Operators that ran, to be run again on the same arrays.");
 
   nb::class_<Context>(module, "Context",
                       "A worker pool and the kernels of one instruction set. The operators write into "
@@ -373,6 +446,12 @@ void bind_context(nb::module_& module) {
            nb::arg("ids"))
       .def("experts", &Context::experts, nb::arg("bank"), nb::arg("x"), nb::arg("weights"), nb::arg("ids"),
            nb::arg("out"))
+      .def("to_float32", &Context::to_float32, nb::arg("x"), nb::arg("out"))
+      .def("start_recording", &Context::start_recording,
+           "Remember the operators that run from now on. One thread at a time may use the Context meanwhile.")
+      .def("stop_recording", &Context::stop_recording)
+      .def("replay", &Context::replay, nb::arg("recording"),
+           "Run the operators again, in their order, on the arrays they had: they read what these hold now.")
       .def("experts_submit", &Context::experts_submit, nb::arg("bank"), nb::arg("x"), nb::arg("weights"),
            nb::arg("ids"), nb::arg("out"))
       .def("read_bytes", &Context::read_bytes, nb::arg("data"),

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -36,6 +39,12 @@ class Pending {
   std::vector<nb::object> arrays_;
 };
 
+// Operators in the order in which they ran, and the objects whose memory they use.
+struct Recording {
+  std::vector<std::function<void(ThreadPool&)>> work;
+  std::vector<nb::object> uses;
+};
+
 class Context {
  public:
   Context(std::optional<int> threads, const std::optional<std::string>& isa, Precision activations);
@@ -47,7 +56,7 @@ class Context {
   void close();
 
   void linear(nb::tuple matrices, Array x, nb::tuple biases, nb::tuple outs) const;
-  void embed(const Matrix& w, Array ids, Array out) const;
+  void embed(nb::handle_t<Matrix> w, Array ids, Array out) const;
   void rms_norm(Array x, Array weight, float eps, Array out) const;
   void add_rms_norm(Array x, Array residual, Array weight, float eps, Array out) const;
   void gated_activation(Array gate, Array up, Activation activation, float alpha, float limit, Array out) const;
@@ -57,17 +66,27 @@ class Context {
                        Array positions, float scale, std::optional<std::int64_t> window,
                        std::optional<Array> sinks, Array out) const;
   void route_topk(Array logits, bool renormalize, Array weights, Array ids) const;
-  void experts(const Bank& bank, Array x, Array weights, Array ids, Array out) const;
+  void experts(nb::handle_t<Bank> bank, Array x, Array weights, Array ids, Array out) const;
+  void to_float32(Array x, Array out) const;
   std::unique_ptr<Pending> experts_submit(nb::handle_t<Bank> bank, Array x, Array weights, Array ids,
                                           Array out) const;
   std::uint64_t read_bytes(Array data) const;
 
+  void start_recording();
+  std::shared_ptr<Recording> stop_recording();
+  void replay(const Recording& recording) const;
+
  private:
+  // Runs the work without the GIL, and remembers it if this is a recording. `uses` are the objects behind the
+  // addresses that the work holds.
+  void perform(std::span<const nb::handle> uses, std::function<void(ThreadPool&)> work) const;
+  void perform(std::initializer_list<nb::handle> uses, std::function<void(ThreadPool&)> work) const;
   std::shared_ptr<ThreadPool> pool() const;   // RuntimeError if closed
 
   std::vector<int> cpus_;
   const KernelSet* kernels_;
   std::shared_ptr<ThreadPool> pool_;
+  std::shared_ptr<Recording> recording_;   // null: none under way
 };
 
 void bind_context(nb::module_& module);

@@ -124,6 +124,9 @@ class Precision(enum.Enum):
     Exact = 1
     """As float32, times dequantised weights."""
 
+class Recording:
+    """Operators that ran, to be run again on the same arrays."""
+
 class Context:
     """
     A worker pool and the kernels of one instruction set. The operators write into arrays that the caller gives; freetoken.kernels.base says what each computes.
@@ -170,6 +173,20 @@ class Context:
     def route_topk(self, logits: torch.Tensor | numpy.typing.NDArray[Any], renormalize: bool, weights: torch.Tensor | numpy.typing.NDArray[Any], ids: torch.Tensor | numpy.typing.NDArray[Any]) -> None: ...
 
     def experts(self, bank: ExpertBank, x: torch.Tensor | numpy.typing.NDArray[Any], weights: torch.Tensor | numpy.typing.NDArray[Any], ids: torch.Tensor | numpy.typing.NDArray[Any], out: torch.Tensor | numpy.typing.NDArray[Any]) -> None: ...
+
+    def to_float32(self, x: torch.Tensor | numpy.typing.NDArray[Any], out: torch.Tensor | numpy.typing.NDArray[Any]) -> None: ...
+
+    def start_recording(self) -> None:
+        """
+        Remember the operators that run from now on. One thread at a time may use the Context meanwhile.
+        """
+
+    def stop_recording(self) -> Recording: ...
+
+    def replay(self, recording: Recording) -> None:
+        """
+        Run the operators again, in their order, on the arrays they had: they read what these hold now.
+        """
 
     def experts_submit(self, bank: ExpertBank, x: torch.Tensor | numpy.typing.NDArray[Any], weights: torch.Tensor | numpy.typing.NDArray[Any], ids: torch.Tensor | numpy.typing.NDArray[Any], out: torch.Tensor | numpy.typing.NDArray[Any]) -> Pending: ...
 

@@ -7,7 +7,9 @@ result does not depend on its batch. Slow; meant for tiny models.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +19,9 @@ from torch import Tensor
 from freetoken.checkpoints.base import TensorEntry
 from freetoken.formats.base import WeightFormat
 from freetoken.kernels.activations import Activation, ClampedSwiGlu
-from freetoken.kernels.base import ExpertBank, ExpertPart
+from freetoken.kernels.base import ExpertBank, ExpertPart, Recording
+
+T = TypeVar("T")
 
 INT8_BLOCK = 32
 FP8_BLOCK = 128
@@ -201,6 +205,10 @@ class ReferenceOps:
 
     description = "reference"
     threads = 1
+    can_record = False
+
+    def record(self, work: Callable[[], T]) -> tuple[T, Recording]:
+        raise AssertionError("the reference does not record")
 
     def __init__(self, int8_activations: bool = False) -> None:
         self._int8 = int8_activations
@@ -287,6 +295,9 @@ class ReferenceOps:
             shares = scores.softmax(dim=-1)[:, : len(seen)]
             out[t] = torch.einsum("hp,phd->hd", shares, values).float()
         return out
+
+    def to_float32(self, x: Tensor) -> Tensor:
+        return x.to(torch.float32)
 
     def route_topk(self, logits: Tensor, top_k: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
         order = torch.sort(logits, dim=-1, descending=True, stable=True).indices[:, :top_k]

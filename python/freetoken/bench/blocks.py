@@ -1,4 +1,4 @@
-"""Random weights in every format: all codes, or what a checkpoint holds, and scales that keep activations finite."""
+"""Random weights in every format: all codes, and scales that keep activations finite."""
 
 from __future__ import annotations
 

@@ -41,7 +41,8 @@ class Model(Protocol):
     """What the engine needs of a decoder."""
 
     def forward(self, batch: ForwardBatch, kv: KVCache, /) -> Tensor:
-        """float32 [R, vocab], one row per entry of `batch.logit_rows`."""
+        """float32 [R, vocab], one row per entry of `batch.logit_rows`. The next call may write
+        over it."""
         ...
 
 
@@ -273,7 +274,7 @@ class Engine:
                     span = Span(token_ids[start : start + step], start, pages, EVERY_TOKEN)
                     batch = build_batch(phase, [span], self._kv.page_tokens)
                     with torch.inference_mode():
-                        rows.append(self._model.forward(batch, self._kv))
+                        rows.append(self._model.forward(batch, self._kv).clone())
                     interrupts.deliver()
             finally:
                 self._allocator.free(pages)

@@ -24,6 +24,7 @@ from freetoken.engine.hardware import detect_hardware
 from freetoken.kernels.base import Ops
 from freetoken.kvcache import KVCache, page_bytes
 from freetoken.models import Decoder, load_decoder, read_spec
+from freetoken.models.recorded import RecordedDecoder
 from freetoken.models.spec import DecoderSpec, MoeSpec
 from freetoken.moe.runtime import MoeConfig, OffloadMoeRuntime
 from freetoken.moe.store import LayerExperts
@@ -130,7 +131,7 @@ def load_model(model: str | Path, config: EngineConfig) -> LoadedModel:
         decoder = load_decoder(checkpoint, spec, ops, make_moe)
         resolved = make_moe.resolved()
         return LoadedModel(
-            engine=_engine(decoder, tokenizer, resolved),
+            engine=_engine(decoder, tokenizer, resolved, ops, make_moe.runtime),
             tokenizer=tokenizer,
             runtime=make_moe.runtime,
             config=resolved,
@@ -139,8 +140,15 @@ def load_model(model: str | Path, config: EngineConfig) -> LoadedModel:
         )
 
 
-def _engine(decoder: Decoder, tokenizer: Tokenizer, resolved: ResolvedConfig) -> Engine:
+def _engine(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    resolved: ResolvedConfig,
+    ops: Ops,
+    runtime: OffloadMoeRuntime | None,
+) -> Engine:
     spec = decoder.spec
+    records = ops.can_record and (runtime is None or runtime.can_record)
     kv = KVCache(
         layers=spec.layers,
         pages=resolved.kv_pages,
@@ -154,7 +162,8 @@ def _engine(decoder: Decoder, tokenizer: Tokenizer, resolved: ResolvedConfig) ->
         max_running=resolved.max_running,
         prefill_budget_tokens=resolved.prefill_budget_tokens,
     )
-    return Engine(decoder, tokenizer, kv, limits)
+    model = RecordedDecoder(decoder, ops, runtime) if records else decoder
+    return Engine(model, tokenizer, kv, limits)
 
 
 def _report(

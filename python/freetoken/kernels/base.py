@@ -8,9 +8,9 @@ that it gives alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -104,8 +104,30 @@ class ExpertKernel(Protocol):
         ...
 
 
+T = TypeVar("T")
+
+
+class Recording(Protocol):
+    """Operators that ran once, with the arrays they read and wrote. Keeps those alive."""
+
+    def replay(self) -> None:
+        """Run them again, in order, on what the arrays hold now."""
+        ...
+
+
 class Ops(Protocol):
     """All operators of one platform."""
+
+    @property
+    def can_record(self) -> bool:
+        """Whether `record` is there."""
+        ...
+
+    def record(self, work: Callable[[], T]) -> tuple[T, Recording]:
+        """Run `work`, and keep the operators that it calls for a replay: without Python between
+        them, and without making their outputs anew. Everything else that `work` does (torch's own
+        operators, the choice of arrays) is not replayed. One thread at a time."""
+        ...
 
     @property
     def description(self) -> str:
@@ -190,6 +212,10 @@ class Ops(Protocol):
         `sinks` float32 [Hq] is one more logit of each head in the softmax, which takes its share
         and adds no value. Returns [T, Hq, D].
         """
+        ...
+
+    def to_float32(self, x: Tensor) -> Tensor:
+        """float64 [T, H] rounded to float32."""
         ...
 
     def route_topk(self, logits: Tensor, top_k: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,8 @@ is copied: an input that is not contiguous is refused.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,8 @@ from freetoken.errors import CheckpointError, ConfigError
 from freetoken.formats.base import WeightFormat
 from freetoken.kernels.activations import Activation, ClampedSwiGlu
 from freetoken.kernels.base import ExpertBank, ExpertPart, Matrix, PendingExperts
+
+T = TypeVar("T")
 
 ACTIVATIONS = {
     "silu": _native.Activation.SiLU,
@@ -57,6 +60,17 @@ class CpuPending:
     def wait(self) -> Tensor:
         self._pending.wait()
         return self._out
+
+
+class CpuRecording:
+    """Operators of one context, to be run again in one native call."""
+
+    def __init__(self, context: _native.Context, recording: _native.Recording) -> None:
+        self._context = context
+        self._recording = recording
+
+    def replay(self) -> None:
+        self._context.replay(self._recording)
 
 
 class CpuExpertKernel:
@@ -113,6 +127,18 @@ class CpuOps:
     def formats(self) -> tuple[str, ...]:
         """Names of the weight formats that have kernels on this instruction set."""
         return tuple(self._context.formats)
+
+    @property
+    def can_record(self) -> bool:
+        return True
+
+    def record(self, work: Callable[[], T]) -> tuple[T, CpuRecording]:
+        self._context.start_recording()
+        try:
+            result = work()
+        finally:
+            recording = self._context.stop_recording()
+        return result, CpuRecording(self._context, recording)
 
     def read_bytes(self, data: npt.NDArray[np.uint8]) -> int:
         """Read uint8 [n] once with all threads; the sum of its 64-bit words. For benchmarks."""
@@ -212,6 +238,11 @@ class CpuOps:
         self._context.paged_attention(
             q, k_cache, v_cache, block_table, sequence, positions, scale, window, sinks, out
         )
+        return out
+
+    def to_float32(self, x: Tensor) -> Tensor:
+        out = torch.empty(x.shape)
+        self._context.to_float32(x, out)
         return out
 
     def route_topk(self, logits: Tensor, top_k: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from freetoken.kernels.base import ExpertKernel, Ops
@@ -51,4 +50,4 @@ class OffloadMoELayer:
             weights = weights.masked_fill(padded[:, None], 0.0)
             ids = ids.masked_fill(padded[:, None], -1)
         run = self._strategy.decode if phase is Phase.DECODE else self._strategy.prefill
-        return run(self._layer_id, x, weights, ids).to(torch.float32)
+        return self._ops.to_float32(run(self._layer_id, x, weights, ids))

@@ -50,11 +50,19 @@ class Decoder:
         self._lm_head = lm_head
         self._frequencies = torch.tensor(spec.rotary.inverse_frequencies, dtype=torch.float32)
 
-    def forward(self, batch: ForwardBatch, kv: KVCache) -> Tensor:
-        """Logits float32 [R, vocab] of the tokens `batch.logit_rows`. Writes `kv`."""
+    def rotations(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin, float32 [T, R/2], of positions int32 [T]."""
+        return rotation(self.spec.rotary, self._frequencies, positions)
+
+    def forward(
+        self, batch: ForwardBatch, kv: KVCache, rotations: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """Logits float32 [R, vocab] of the tokens `batch.logit_rows`. Writes `kv`. `rotations`:
+        those of `batch.positions`, where they have been computed already."""
         ops, eps = self._ops, self.spec.norm_eps
         padded = batch.sequence < 0 if batch.may_be_padded else None
-        rotations = rotation(self.spec.rotary, self._frequencies, batch.positions)
+        if rotations is None:
+            rotations = self.rotations(batch.positions)
         residual = ops.embed(batch.token_ids, self._embedding)
         x = torch.zeros_like(residual)
         for layer, keys, values in zip(self._layers, kv.keys, kv.values, strict=True):
@@ -63,5 +71,7 @@ class Decoder:
             x = ops.add_rms_norm(x, residual, layer.mlp_norm, eps)
             x = layer.mlp.forward(x, batch.phase, padded)
         rows = batch.logit_rows
-        x = ops.add_rms_norm(x[rows], residual[rows], self._final_norm, eps)
+        if len(rows) != len(x):  # they are distinct and in order: as many are all of them
+            x, residual = x[rows], residual[rows]
+        x = ops.add_rms_norm(x, residual, self._final_norm, eps)
         return self._lm_head(x)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from freetoken.config import StrategyName, resolve_slots
 from freetoken.kernels.base import ExpertBank, Ops
 from freetoken.moe.cpu_executor import CpuMoeExecutor, PendingDecode
@@ -61,6 +63,7 @@ class OffloadMoeRuntime:
         self.experts = tuple(layers)
         self.decode_counter = decode_counter
         self.prefill_counter = ExpertCounter(len(layers))
+        self._decode_ids: dict[int, Tensor] = {}
         self.store = store
         self.pool = pool
         self._cache = cache
@@ -142,6 +145,20 @@ class OffloadMoeRuntime:
         """The slots of a layer for its GPU expert callback; None where there are none."""
         return self.pool.bank(layer_id) if self.pool is not None else None
 
+    @property
+    def can_record(self) -> bool:
+        """Whether a decode step calls operators and nothing else: the strategy cpu."""
+        return self.config.strategy == "cpu"
+
+    def count_decode(self, layer_id: int, topk_ids: Tensor) -> None:
+        """Count a layer's decode step, all of whose experts the CPU computes."""
+        self._decode_ids[layer_id] = topk_ids
+        self.decode_counter.add_routes(layer_id, topk_ids, self.experts[layer_id], on_cpu=True)
+
+    def decode_ids(self) -> dict[int, Tensor]:
+        """By layer, the ids of the last decode step that was counted."""
+        return dict(self._decode_ids)
+
     def stats(self) -> MoeStats:
         """Counts since the start or the last reset."""
         layers = self.decode_counter.layers()
@@ -157,6 +174,7 @@ class OffloadMoeRuntime:
         the layers. May be called again."""
         cpu, self._cpu = self._cpu, None
         self._hybrid = self._cache = self.store = self.pool = None
+        self._decode_ids = {}
         if cpu is not None:
             cpu.close()
 

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from freetoken.moe.hybrid_decode import GpuExpertRunner
 from freetoken.moe.runtime import OffloadMoeRuntime
-from freetoken.moe.stats import ExpertCounter
 
 
 class CpuStrategy:
@@ -24,14 +23,14 @@ class CpuStrategy:
     def decode(
         self, layer_id: int, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
     ) -> Tensor:
-        self._count(self._runtime.decode_counter, layer_id, topk_ids)
+        self._runtime.count_decode(layer_id, topk_ids)
         return self._runtime.cpu.decode(layer_id, hidden_states, topk_weights, topk_ids)
 
     def prefill(
         self, layer_id: int, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
     ) -> Tensor:
-        self._count(self._runtime.prefill_counter, layer_id, topk_ids)
-        return self._runtime.cpu.decode(layer_id, hidden_states, topk_weights, topk_ids)
-
-    def _count(self, counter: ExpertCounter, layer_id: int, topk_ids: Tensor) -> None:
-        counter.add_routes(layer_id, topk_ids, self._runtime.experts[layer_id], on_cpu=True)
+        runtime = self._runtime
+        runtime.prefill_counter.add_routes(
+            layer_id, topk_ids, runtime.experts[layer_id], on_cpu=True
+        )
+        return runtime.cpu.decode(layer_id, hidden_states, topk_weights, topk_ids)
