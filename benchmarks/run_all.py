@@ -48,7 +48,7 @@ def experts(threads: int | None) -> tuple[str, list[Any]]:
                 f"{one.read_gbps:.2f}",
                 f"{one.fraction:.3f}",
                 EXPERT_BARS.get(fmt.name, ""),
-                *(f"{r.call_us:.0f} ({r.distinct_experts:.1f})" for r in by_tokens),
+                *(f"{r.layer_us:.0f} ({r.distinct_experts:.1f})" for r in by_tokens),
             )
         )
         sys.stderr.write(f"experts {fmt.name}: {one.fraction:.3f}\n")

@@ -73,7 +73,7 @@ def test_experts_of_every_format_with_kernels(name: str, ft: Ft) -> None:
     matrix = sum(blocks.matrix_bytes(by_name(name), 256, 256))
     assert out["expert_bytes"] == 3 * matrix
     assert 2 <= out["distinct_experts"] <= 6
-    assert out["bytes_per_call"] == pytest.approx(out["distinct_experts"] * out["expert_bytes"])
+    assert out["bytes_per_layer"] == pytest.approx(out["distinct_experts"] * out["expert_bytes"])
 
 
 def test_the_layer_that_is_measured_holds_the_experts_that_it_should() -> None:

@@ -18,6 +18,7 @@ from freetoken.kernels.base import ExpertBank, ExpertKernel, ExpertPart
 from freetoken.kernels.cpu import CpuOps
 
 _WARM_UP_CALLS = 10
+_LEAST_LAYERS = 4  # of a step
 _READ_BYTES = 64 << 20  # long enough that waking the threads does not count
 _PLANE_ALIGNMENT_BYTES = 64
 _DISTINCT_EXPERTS = 4  # what differs between experts; the others repeat their bytes
@@ -53,15 +54,15 @@ class ExpertShape:
 @dataclass(frozen=True)
 class ExpertsResult:
     """Medians over calls; GB are 10^9 bytes. `gbps` counts each distinct expert of a call once,
-    `fraction` is gbps / read_gbps, `distinct_experts` and `bytes_per_call` are means."""
+    `fraction` is gbps / read_gbps, `distinct_experts` and `bytes_per_layer` are means."""
 
     format: str
     isa: str
     gbps: float
     read_gbps: float
     fraction: float
-    call_us: float
-    bytes_per_call: float
+    layer_us: float
+    bytes_per_layer: float
     distinct_experts: float
     expert_bytes: int
     tokens: int
@@ -126,7 +127,7 @@ class _Bench:
         self._rng = np.random.default_rng(0)
         self._expert_bytes = sum(sum(matrix_bytes(fmt, *part)) for part in shape.parts)
         layer = _LayerLayout(fmt, shape)
-        layers = -(-pool_bytes() // layer.bytes)
+        layers = max(_LEAST_LAYERS, -(-pool_bytes() // layer.bytes))
         self._pool = huge_buffer(layers * layer.bytes)
         self._kernels: list[ExpertKernel] = []
         layer.fill(self._pool[: layer.bytes], self._rng)
@@ -137,23 +138,30 @@ class _Bench:
             self._kernels.append(ops.expert_kernel(layer.bank(memory)))
 
     def run(self, tokens: int, calls: int) -> ExpertsResult:
-        shape = self._shape
+        """Every call is one step through all layers of the pool, replayed as a decode step is."""
+        shape, layers = self._shape, len(self._kernels)
         x = torch.from_numpy(self._rng.standard_normal((tokens, shape.hidden), np.float32))
         weights = torch.full((tokens, shape.top_k), 1 / shape.top_k)
+        ids = [self._routes(tokens) for _ in self._kernels]
+        outputs, step = self._ops.record(
+            lambda: [kernel(x, weights, at) for kernel, at in zip(self._kernels, ids, strict=True)]
+        )
         seconds, speeds, reads, distinct = [], [], [], []
         for i in range(_WARM_UP_CALLS + calls):
-            ids = self._routes(tokens)
-            kernel = self._kernels[i % len(self._kernels)]
+            for at in ids:
+                at.copy_(self._routes(tokens))
             start = time.perf_counter()
-            y = kernel(x, weights, ids)
+            step.replay()
             took = time.perf_counter() - start
             read = read_gbps(self._ops, self._stretch())
             if i < _WARM_UP_CALLS:
                 continue
-            seconds.append(took)
-            distinct.append(len(set(ids.flatten().tolist())))
-            speeds.append(distinct[-1] * self._expert_bytes / took * 1e-9)
+            experts = sum(len(set(at.flatten().tolist())) for at in ids)
+            seconds.append(took / layers)
+            distinct.append(experts / layers)
+            speeds.append(experts * self._expert_bytes / took * 1e-9)
             reads.append(read)
+        y = torch.stack(outputs)
         if not torch.isfinite(y).all():
             raise FreeTokenError(f"the {self._format.name} kernel returned NaN or infinity")
         gbps, beside = statistics.median(speeds), statistics.median(reads)
@@ -163,8 +171,8 @@ class _Bench:
             gbps=gbps,
             read_gbps=beside,
             fraction=gbps / beside,
-            call_us=statistics.median(seconds) * 1e6,
-            bytes_per_call=statistics.mean(distinct) * self._expert_bytes,
+            layer_us=statistics.median(seconds) * 1e6,
+            bytes_per_layer=statistics.mean(distinct) * self._expert_bytes,
             distinct_experts=statistics.mean(distinct),
             expert_bytes=self._expert_bytes,
             tokens=tokens,

@@ -130,7 +130,7 @@ def _print_experts(result: ExpertsResult, *, first: bool) -> None:
         )
     typer.echo(
         f"{result.format:12}{result.gbps:8.2f}{result.read_gbps:8.2f}{result.fraction:10.3f}"
-        f"{result.call_us:10.1f}{result.bytes_per_call / 1e6:10.2f}"
+        f"{result.layer_us:10.1f}{result.bytes_per_layer / 1e6:10.2f}"
     )
 
 
