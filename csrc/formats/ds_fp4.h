@@ -11,6 +11,7 @@ namespace ft::FT_ISA_NAMESPACE {
 struct DS_FP4 : MXFP4_PAIRS {
   static constexpr int kRoundedColumns = 128;
 };
+using DS_FP4_Wide = MXFP4_PAIRS_Wide;
 
 inline float fp8_scale(float largest) {   // a power of two from 2^-22 to 2^120
   const float least = largest < 1e-4f ? 1e-4f : largest;

@@ -40,5 +40,6 @@ struct Nvfp4Blocks {
 
 using NVFP4 = Nvfp4Blocks<QuartersSwapped, 64>;
 using NVFP4_PAIRS = Nvfp4Blocks<EvensFirst, 32>;
+using NVFP4_PAIRS_Wide = Nvfp4Blocks<EvensFirst, 64>;   // the scales of four blocks at once
 
 }  // namespace ft::FT_ISA_NAMESPACE

@@ -165,6 +165,19 @@ struct Steps {
   }
 };
 
+// Fetches a stretch line by line, as evenly as the work that it accompanies: a burst would fill the core's
+// few slots for misses and leave memory idle afterwards.
+class Fetch {
+ public:
+  explicit Fetch(const std::uint8_t* from) : line_(from), end_(from) {}
+  void advance(std::int64_t bytes) {
+    for (end_ += bytes; line_ < end_; line_ += 64) prefetch(line_);
+  }
+
+ private:
+  const std::uint8_t *line_, *end_;
+};
+
 // One token: straight from memory, while the rows of the next group are fetched in the order in which
 // they lie there (8 short streams become one long one).
 template <class W>
@@ -174,15 +187,14 @@ F32 dot_one(const PackedMatrix& w, const RowGroup& g, const QuantizedToken& x) {
   const Steps<W> step(w);
   const std::uint8_t* codes = g.codes;
   const std::uint8_t* scales = g.scales;
-  const std::uint8_t* next = g.next;
+  Fetch next(g.next);
   F32 sum = F32::zero();
   for (std::int64_t b = 0; b < w.cols / 32; b += kBlocks) {
-    for (std::int64_t ahead = 0; ahead < kRows * step.codes; ahead += 64) prefetch(next + ahead);
-    next += kRows * step.codes;
     F32 s[kBlocks * W::kScales];
     W::scales(scales, g.scale_stride, s);
 #pragma GCC unroll 8
     for (int i = 0; i < kBlocks; ++i) {
+      next.advance(kRows * step.codes / kBlocks);
       I32 dot[W::kParts];
       W::Codes::template dot<W>(codes, g.code_stride, i, Bytes32::load(x.q + (b + i) * 32), dot);
       sum = W::add_block(sum, s + i * W::kScales, dot, x.block(b + i));
@@ -289,6 +301,14 @@ void quantized_dot(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, cons
     }
     r += g.count;
   }
+}
+
+// The same numbers in larger steps, for rows that are whole steps of them.
+template <class Wide, class W>
+void quantized_dot_wide(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, const Activations& x,
+                        const TokenRange& tokens, float* y, std::int64_t y_stride) {
+  const auto dot = w.cols % Wide::kColumns == 0 ? quantized_dot<Wide> : quantized_dot<W>;
+  dot(w, r0, r1, x, tokens, y, y_stride);
 }
 
 template <class W>

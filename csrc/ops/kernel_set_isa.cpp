@@ -36,6 +36,13 @@ constexpr FormatKernels quantized(Precision precision) {
   return kernels;
 }
 
+template <class Wide, class W>
+constexpr FormatKernels quantized_wide(Precision precision) {
+  FormatKernels kernels = quantized<W>(precision);
+  if (precision == Precision::Int8) kernels.dot = quantized_dot_wide<Wide, W>;
+  return kernels;
+}
+
 void prepare_fp8(const float* x, std::int64_t cols, const ActivationRow& out) { round_fp8(x, cols, out.f32); }
 
 void prepare_fp8_int8(const float* x, std::int64_t cols, const ActivationRow& out) {
@@ -49,7 +56,7 @@ void prepare_fp8_int8(const float* x, std::int64_t cols, const ActivationRow& ou
 }
 
 constexpr FormatKernels ds_fp4(Precision precision) {
-  FormatKernels kernels = quantized<DS_FP4>(precision);
+  FormatKernels kernels = quantized_wide<DS_FP4_Wide, DS_FP4>(precision);
   kernels.activation_block = DS_FP4::kRoundedColumns;
   kernels.prepare = precision == Precision::Exact ? prepare_fp8 : prepare_fp8_int8;
   return kernels;
@@ -82,9 +89,9 @@ constexpr KernelSet make_kernels(Precision precision) {
   format(Format::Q5_K) = quantized<Q5_K>(precision);
   format(Format::Q6_K) = quantized<Q6_K>(precision);
   format(Format::MXFP4) = quantized<MXFP4>(precision);
-  format(Format::MXFP4_PAIRS) = quantized<MXFP4_PAIRS>(precision);
+  format(Format::MXFP4_PAIRS) = quantized_wide<MXFP4_PAIRS_Wide, MXFP4_PAIRS>(precision);
   format(Format::NVFP4) = quantized<NVFP4>(precision);
-  format(Format::NVFP4_PAIRS) = quantized<NVFP4_PAIRS>(precision);
+  format(Format::NVFP4_PAIRS) = quantized_wide<NVFP4_PAIRS_Wide, NVFP4_PAIRS>(precision);
   format(Format::DS_FP4) = ds_fp4(precision);
   format(Format::FP8_128) = fp8_kernels();
   return set;

@@ -11,9 +11,10 @@ namespace {
 
 // Small products stay on the caller: 2^17 multiplications take about as long as waking a parked lane.
 constexpr std::int64_t kSerialProducts = std::int64_t{1} << 17;
-// Rows of a tile: a multiple of every kernel's row group. Tokens of a tile: their prepared form stays in L2.
+// Rows of a tile: a multiple of every kernel's row group. Activations of a tile: as int8 they take half of a
+// second-level cache of 512 KiB that two threads may share.
 constexpr std::int64_t kTileRows = 32;
-constexpr std::int64_t kTileTokens = 128;
+constexpr std::int64_t kTileActivations = 128 * 1024;
 // So few tokens are prepared by the caller beforehand: it takes less time than a barrier.
 constexpr std::int64_t kFewTokens = 4;
 
@@ -24,7 +25,8 @@ constexpr std::int64_t tiles_of(std::int64_t n, std::int64_t tile) { return (n +
 class LinearTask final : public Task {
  public:
   LinearTask(const KernelSet& kernels, std::span<const LinearPart> parts, const float* x, std::int64_t tokens)
-      : kernels_(kernels), parts_(parts), x_(x), cols_(parts.front().w->cols), tokens_(tokens) {
+      : kernels_(kernels), parts_(parts), x_(x), cols_(parts.front().w->cols), tokens_(tokens),
+        tile_tokens_(std::clamp<std::int64_t>(kTileActivations / std::max<std::int64_t>(1, cols_) / 4 * 4, 16, 128)) {
     for (const LinearPart& part : parts) {
       const FormatKernels& format = kernels.format(part.w->format);
       if (form_of(format) == nullptr) forms_.push_back({format.prepare, PreparedRows(format, tokens, cols_)});
@@ -49,7 +51,7 @@ class LinearTask final : public Task {
     while (next.part != nullptr) {
       const Tile now = next;
       next = tile(next_tile_.take());
-      multiply(*now.part, now.row, kTileRows, now.token, kTileTokens, codes_of(next));
+      multiply(*now.part, now.row, kTileRows, now.token, tile_tokens_, codes_of(next));
     }
   }
 
@@ -70,10 +72,10 @@ class LinearTask final : public Task {
   };
 
   Tile tile(std::int64_t i) const {   // of all parts, one after the other
-    const std::int64_t token_tiles = tiles_of(tokens_, kTileTokens);
+    const std::int64_t token_tiles = tiles_of(tokens_, tile_tokens_);
     for (const LinearPart& part : parts_) {
       const std::int64_t tiles = tiles_of(part.w->rows, kTileRows) * token_tiles;
-      if (i < tiles) return {&part, i / token_tiles * kTileRows, i % token_tiles * kTileTokens};
+      if (i < tiles) return {&part, i / token_tiles * kTileRows, i % token_tiles * tile_tokens_};
       i -= tiles;
     }
     return {nullptr, 0, 0};
@@ -118,7 +120,7 @@ class LinearTask final : public Task {
   const KernelSet& kernels_;
   const std::span<const LinearPart> parts_;
   const float* x_;
-  const std::int64_t cols_, tokens_;
+  const std::int64_t cols_, tokens_, tile_tokens_;
   std::vector<Form> forms_;
   bool prepares_ = false;
   TileCounter next_token_, next_tile_;

@@ -264,6 +264,23 @@ inline float e8m0_to_f32(std::uint8_t b) {
   return value;
 }
 
+inline __m256i e8m0_values(__m256i bytes) {   // of 8 int32
+  const __m256i nan = _mm256_cmpeq_epi32(bytes, _mm256_set1_epi32(255));
+  const __m256i value = _mm256_max_epi32(_mm256_slli_epi32(bytes, 23), _mm256_set1_epi32(0x00400000));
+  return _mm256_or_si256(value, nan);
+}
+
+inline void gather_e8m0(const std::uint8_t* p, std::int64_t stride, F32 (&w)[4]) {
+  const __m128i split = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m128i low = _mm_shuffle_epi8(gather_4(p, stride), split);
+  const __m128i high = _mm_shuffle_epi8(gather_4(p + 4 * stride, stride), split);
+  const __m128i first = _mm_unpacklo_epi32(low, high), second = _mm_unpackhi_epi32(low, high);
+  w[0].v = _mm256_castsi256_ps(e8m0_values(_mm256_cvtepu8_epi32(first)));
+  w[1].v = _mm256_castsi256_ps(e8m0_values(_mm256_cvtepu8_epi32(_mm_srli_si128(first, 8))));
+  w[2].v = _mm256_castsi256_ps(e8m0_values(_mm256_cvtepu8_epi32(second)));
+  w[3].v = _mm256_castsi256_ps(e8m0_values(_mm256_cvtepu8_epi32(_mm_srli_si128(second, 8))));
+}
+
 inline F32 gather_e8m0(const std::uint8_t* p, std::int64_t stride) {
   const std::uint8_t* q = p + 4 * stride;
   __m128i low = _mm_cvtsi32_si128(p[0]);
@@ -274,10 +291,7 @@ inline F32 gather_e8m0(const std::uint8_t* p, std::int64_t stride) {
   high = _mm_insert_epi8(high, q[2 * stride], 2);
   low = _mm_insert_epi8(low, p[3 * stride], 3);
   high = _mm_insert_epi8(high, q[3 * stride], 3);
-  const __m256i b = _mm256_cvtepu8_epi32(_mm_unpacklo_epi32(low, high));
-  const __m256i nan = _mm256_cmpeq_epi32(b, _mm256_set1_epi32(255));
-  const __m256i value = _mm256_max_epi32(_mm256_slli_epi32(b, 23), _mm256_set1_epi32(0x00400000));
-  return {_mm256_castsi256_ps(_mm256_or_si256(value, nan))};
+  return {_mm256_castsi256_ps(e8m0_values(_mm256_cvtepu8_epi32(_mm_unpacklo_epi32(low, high))))};
 }
 
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }

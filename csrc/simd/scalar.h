@@ -161,6 +161,10 @@ inline float e8m0_to_f32(std::uint8_t b) {
 }
 // Lane r is the e8m0 number at p + r * stride.
 inline F32 gather_e8m0(const std::uint8_t* p, std::int64_t) { return {e8m0_to_f32(*p)}; }
+// Lane r of w[i] is the one at p + r * stride + i.
+inline void gather_e8m0(const std::uint8_t* p, std::int64_t, F32 (&w)[4]) {
+  for (int i = 0; i < 4; ++i) w[i].v = e8m0_to_f32(p[i]);
+}
 
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 

@@ -71,8 +71,8 @@ def _bits(dtype: str, keep: int, put: int) -> Callable[[Bytes], None]:
 def _normal_e4m3(blocks: Bytes) -> None:
     """Normally distributed, the largest of 128 x 128 at the end of the range, as in a checkpoint
     (subnormal numbers, which take a slower path, are rare)."""
-    size = blocks.size
-    numbers = torch.randn(size, generator=torch.Generator().manual_seed(size))
+    seed = int.from_bytes(blocks.reshape(-1)[:4].tobytes(), "little")
+    numbers = torch.randn(blocks.size, generator=torch.Generator().manual_seed(seed))
     deviation = _LARGEST_E4M3 / 4  # the largest of 16384 lies at about four standard deviations
     codes = (numbers * deviation).clamp(-_LARGEST_E4M3, _LARGEST_E4M3).to(torch.float8_e4m3fn)
     blocks.reshape(-1)[:] = codes.view(torch.uint8).numpy()
