@@ -28,9 +28,12 @@ $(VENV)/.installed: $(VENV)/.deps pyproject.toml $(native_sources) $(python_sour
 	  --force-reinstall .
 	touch $@
 
+build/native-%/.configured: native_options = -DFT_SANITIZE=$(patsubst plain,,$*)
+build/native-emulated/.configured: native_options = -DFT_EMULATED=ON
+
 build/native-%/.configured: $(VENV)/.deps
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B $(@D) -G Ninja -DFT_PYTHON=OFF -DFT_TESTS=ON \
-	  -DFT_WERROR=ON -DFT_SANITIZE=$(patsubst plain,,$*) -DCMAKE_BUILD_TYPE=RelWithDebInfo
+	  -DFT_WERROR=ON $(native_options) -DCMAKE_BUILD_TYPE=RelWithDebInfo
 	touch $@
 
 build/native-%/.tested: build/native-%/.configured $(native_sources) $(native_tests)
@@ -39,7 +42,7 @@ build/native-%/.tested: build/native-%/.configured $(native_sources) $(native_te
 	touch $@
 
 .PRECIOUS: build/native-%/.configured
-.PHONY: help setup build demo test test-python test-native lint stub format clean distclean
+.PHONY: help setup build demo test test-python test-native test-emulated simde lint stub format clean distclean
 
 setup: $(VENV)/.deps   ## the virtual environment, without the package
 
@@ -55,6 +58,13 @@ test-python: build   ## the Python tests
 
 # Plain, with AddressSanitizer and UBSan, and (what has threads) with ThreadSanitizer.
 test-native: build/native-plain/.tested build/native-address/.tested build/native-thread/.tested   ## the C++ tests
+
+# The kernels of instruction sets that the host lacks, in plain C: right or wrong, but not as fast.
+test-emulated: simde build/native-emulated/.tested   ## the C++ tests of AVX-VNNI and AVX-512, on a host with AVX2
+
+simde:
+	@echo '#include <simde/x86/avx512.h>' | $${CXX:-c++} -fsyntax-only -x c++ - 2>/dev/null || \
+	  { echo "make test-emulated needs SIMDe; on Debian: apt-get install libsimde-dev" >&2; exit 1; }
 
 lint: $(VENV)/.deps   ## ruff, format check, mypy --strict, import layers
 	$(BIN)/ruff check .

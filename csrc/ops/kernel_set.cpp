@@ -18,8 +18,17 @@ struct NamedKernels {
 // As host_isas names them.
 constexpr NamedKernels kSets[] = {
     {"scalar", scalar_kernels},
-#if defined(__x86_64__)
+#if defined(FT_HAVE_AVX2)
     {"avx2", avx2_kernels},
+#endif
+#if defined(FT_HAVE_AVX512)
+    {"avx512", avx512_kernels},
+#endif
+#if defined(FT_HAVE_AVX_VNNI)
+    {"avx_vnni", avx_vnni_kernels},
+#endif
+#if defined(FT_HAVE_AVX512_VNNI)
+    {"avx512_vnni", avx512_vnni_kernels},
 #endif
 };
 

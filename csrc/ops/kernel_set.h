@@ -59,7 +59,7 @@ struct CachedRows {
 };
 
 struct KernelSet {
-  const char* isa;   // "scalar", "avx2"
+  const char* isa;   // as host_isas names it
   Precision precision;
   FormatKernels formats[kFormatCount];
   // One token's cols (multiple of 32) to int8 blocks: d = max|x| / 127, q = round(x / d).
@@ -90,7 +90,11 @@ struct KernelSet {
 };
 
 const KernelSet& scalar_kernels(Precision precision);
-const KernelSet& avx2_kernels(Precision precision);   // only on hosts that have AVX2, FMA and F16C
+// Only in builds and on hosts that host_isas names them for.
+const KernelSet& avx2_kernels(Precision precision);
+const KernelSet& avx512_kernels(Precision precision);
+const KernelSet& avx_vnni_kernels(Precision precision);
+const KernelSet& avx512_vnni_kernels(Precision precision);
 // The best set for this host, or the one named. Throws std::invalid_argument naming what the host has.
 const KernelSet& select_kernels(const char* isa_or_null, Precision precision = Precision::Int8);
 

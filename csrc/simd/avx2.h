@@ -1,4 +1,4 @@
-// The primitives with AVX2, FMA and F16C. Their meaning: simd/scalar.h.
+// The primitives with AVX2, FMA and F16C, for every instruction set that has these. Their meaning: simd/scalar.h.
 #pragma once
 
 #include <immintrin.h>
@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace ft::isa_avx2 {
+namespace ft::FT_ISA_NAMESPACE {
 
 inline std::uint16_t load_u16(const void* p) {
   std::uint16_t v;
@@ -296,4 +296,4 @@ inline F32 gather_e8m0(const std::uint8_t* p, std::int64_t stride) {
 
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
-}  // namespace ft::isa_avx2
+}  // namespace ft::FT_ISA_NAMESPACE

@@ -13,5 +13,4 @@
 #define FT_QUOTE(a) FT_QUOTE_(a)
 #define FT_ISA_NAMESPACE FT_JOIN(isa_, FT_ISA)
 
-#include FT_QUOTE(simd/FT_ISA.h)
-#include FT_QUOTE(simd/FT_JOIN(FT_ISA, _int8).h)
+#include FT_QUOTE(simd/FT_JOIN(FT_ISA, _int8).h)   // and with it the other primitives
