@@ -7,16 +7,23 @@
 namespace ft {
 namespace {
 
-// Each of these includes that the operating system saves the registers.
 #if defined(__x86_64__)
+
+struct CpuId {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  CpuId(unsigned leaf, unsigned subleaf) { __get_cpuid_count(leaf, subleaf, &eax, &ebx, &ecx, &edx); }
+};
+
+// The operating system must save the registers too: __builtin_cpu_supports sees to that. It does not know
+// every name with every compiler, hence CpuId.
 bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  constexpr unsigned kF16c = 1u << 29;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && (CpuId(1, 0).ecx & kF16c) != 0;
 }
 
-bool has_avx_vnni() {   // GCC 10 and some Clangs have no name for it
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+bool has_avx_vnni() {
   constexpr unsigned kAvxVnni = 1u << 4;
-  return has_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax & kAvxVnni) != 0;
+  return has_avx2() && (CpuId(7, 1).eax & kAvxVnni) != 0;
 }
 
 bool has_avx512() {
@@ -25,6 +32,7 @@ bool has_avx512() {
 }
 
 bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
 #endif
 
 }  // namespace
