@@ -15,23 +15,23 @@ struct CpuId {
 };
 
 // The operating system must save the registers too: __builtin_cpu_supports sees to that. It does not know
-// every name with every compiler, hence CpuId.
-bool has_avx2() {
+// every name with every compiler, hence CpuId. Not every build asks for all of them.
+[[maybe_unused]] bool has_avx2() {
   constexpr unsigned kF16c = 1u << 29;
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && (CpuId(1, 0).ecx & kF16c) != 0;
 }
 
-bool has_avx_vnni() {
+[[maybe_unused]] bool has_avx_vnni() {
   constexpr unsigned kAvxVnni = 1u << 4;
   return has_avx2() && (CpuId(7, 1).eax & kAvxVnni) != 0;
 }
 
-bool has_avx512() {
+[[maybe_unused]] bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+[[maybe_unused]] bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 
 #endif
 
