@@ -1,5 +1,10 @@
 #include "core/cpu_features.h"
 
+#if defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace ft {
 
 bool host_has_avx2() {
@@ -10,10 +15,21 @@ bool host_has_avx2() {
 #endif
 }
 
+bool host_has_neon() {
+#if defined(__aarch64__)
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#else
+  return false;
+#endif
+}
+
 std::vector<std::string> host_isas() {
   std::vector<std::string> isas{"scalar"};
 #if defined(FT_HAVE_AVX2)
   if (host_has_avx2()) isas.push_back("avx2");
+#endif
+#if defined(FT_HAVE_NEON)
+  if (host_has_neon()) isas.push_back("neon");
 #endif
   return isas;
 }

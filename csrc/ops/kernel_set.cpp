@@ -18,8 +18,11 @@ struct NamedKernels {
 // As host_isas names them.
 constexpr NamedKernels kSets[] = {
     {"scalar", scalar_kernels},
-#if defined(__x86_64__)
+#if defined(FT_HAVE_AVX2)
     {"avx2", avx2_kernels},
+#endif
+#if defined(FT_HAVE_NEON)
+    {"neon", neon_kernels},
 #endif
 };
 

@@ -59,7 +59,7 @@ struct CachedRows {
 };
 
 struct KernelSet {
-  const char* isa;   // "scalar", "avx2"
+  const char* isa;   // "scalar", "avx2", "neon"
   Precision precision;
   FormatKernels formats[kFormatCount];
   // One token's cols (multiple of 32) to int8 blocks: d = max|x| / 127, q = round(x / d).
@@ -91,6 +91,7 @@ struct KernelSet {
 
 const KernelSet& scalar_kernels(Precision precision);
 const KernelSet& avx2_kernels(Precision precision);   // only on hosts that have AVX2, FMA and F16C
+const KernelSet& neon_kernels(Precision precision);   // only on hosts that have NEON's dot products
 // The best set for this host, or the one named. Throws std::invalid_argument naming what the host has.
 const KernelSet& select_kernels(const char* isa_or_null, Precision precision = Precision::Int8);
 
