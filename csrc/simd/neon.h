@@ -3,7 +3,6 @@
 
 #include <arm_neon.h>
 
-#include <bit>
 #include <cstdint>
 #include <cstring>
 
@@ -47,7 +46,11 @@ inline void transpose(const uint32x4_t (&row)[4], uint32x4_t (&column)[4]) {
   column[3] = vreinterpretq_u32_u64(vtrn2q_u64(c, d));
 }
 
-inline float f16_to_f32(std::uint16_t h) { return static_cast<float>(std::bit_cast<float16_t>(h)); }
+inline float f16_to_f32(std::uint16_t h) {
+  float16_t value;
+  std::memcpy(&value, &h, sizeof value);
+  return static_cast<float>(value);
+}
 inline float32x4_t f16_to_f32(uint16x4_t h) { return vcvt_f32_f16(vreinterpret_f16_u16(h)); }
 
 struct F32 {
@@ -171,16 +174,16 @@ inline void load_e4m3(const std::uint8_t* p, F32 (&w)[4]) {
 inline void load_normal_e4m3(const std::uint8_t* p, F32 (&w)[4]) {
   static constexpr std::uint8_t kUppers[16] = {60,  61,  62,  63,  64,  65,  66,  67,
                                                188, 189, 190, 191, 192, 193, 194, 195};
-  const uint8x16_t bytes = vld1q_u8(p), zero = vdupq_n_u8(0);
+  const uint8x16_t bytes = vld1q_u8(p);
   const uint8x16_t upper = vqtbl1q_u8(vld1q_u8(kUppers), vshrq_n_u8(bytes, 4));
   const uint8x16_t lower = vshlq_n_u8(bytes, 4);
   const uint16x8_t first = vreinterpretq_u16_u8(vzip1q_u8(lower, upper));
   const uint16x8_t second = vreinterpretq_u16_u8(vzip2q_u8(lower, upper));
-  const uint16x8_t none = vreinterpretq_u16_u8(zero);
-  w[0].v = vreinterpretq_f32_u16(vzip1q_u16(none, first));
-  w[1].v = vreinterpretq_f32_u16(vzip2q_u16(none, first));
-  w[2].v = vreinterpretq_f32_u16(vzip1q_u16(none, second));
-  w[3].v = vreinterpretq_f32_u16(vzip2q_u16(none, second));
+  const uint16x8_t zero = vdupq_n_u16(0);
+  w[0].v = vreinterpretq_f32_u16(vzip1q_u16(zero, first));
+  w[1].v = vreinterpretq_f32_u16(vzip2q_u16(zero, first));
+  w[2].v = vreinterpretq_f32_u16(vzip1q_u16(zero, second));
+  w[3].v = vreinterpretq_f32_u16(vzip2q_u16(zero, second));
 }
 
 inline F32 load_spread(const float* p, int i) { return F32::load(p + 4 * i); }
@@ -192,7 +195,8 @@ struct E4m3Nans {
     std::int64_t i = 0;
     for (; i + 16 <= n; i += 16) note_16(vld1q_u8(p + i), least);
     if (i < n) {
-      std::uint8_t rest[16] = {};   // zeros: not normal
+      std::uint8_t rest[16];
+      std::memset(rest, 8, sizeof rest);   // the least normal number
       std::memcpy(rest, p + i, static_cast<std::size_t>(n - i));
       note_16(vld1q_u8(rest), least);
     }
@@ -230,7 +234,9 @@ inline void gather_e4m3(const std::uint8_t* p, std::int64_t stride, F32 (&w)[4])
 
 inline float e8m0_to_f32(std::uint8_t b) {
   const std::uint32_t bits = b == 0 ? 0x00400000u : b == 255 ? 0x7fc00000u : static_cast<std::uint32_t>(b) << 23;
-  return std::bit_cast<float>(bits);
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
 }
 
 inline F32 gather_e8m0(const std::uint8_t* p, std::int64_t stride) {
