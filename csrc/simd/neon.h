@@ -239,14 +239,24 @@ inline float e8m0_to_f32(std::uint8_t b) {
   return value;
 }
 
+inline F32 e8m0_values(uint32x4_t bytes) {
+  const uint32x4_t nan = vceqq_u32(bytes, vdupq_n_u32(255));
+  const uint32x4_t value = vmaxq_u32(vshlq_n_u32(bytes, 23), vdupq_n_u32(0x00400000));
+  return {vreinterpretq_f32_u32(vorrq_u32(value, nan))};
+}
+
 inline F32 gather_e8m0(const std::uint8_t* p, std::int64_t stride) {
   uint32x4_t b = vdupq_n_u32(p[0]);
   b = vsetq_lane_u32(p[stride], b, 1);
   b = vsetq_lane_u32(p[2 * stride], b, 2);
-  b = vsetq_lane_u32(p[3 * stride], b, 3);
-  const uint32x4_t nan = vceqq_u32(b, vdupq_n_u32(255));
-  const uint32x4_t value = vmaxq_u32(vshlq_n_u32(b, 23), vdupq_n_u32(0x00400000));
-  return {vreinterpretq_f32_u32(vorrq_u32(value, nan))};
+  return e8m0_values(vsetq_lane_u32(p[3 * stride], b, 3));
+}
+inline void gather_e8m0(const std::uint8_t* p, std::int64_t stride, F32 (&w)[4]) {
+  const uint32x4_t four = gather_u32(p, stride), byte = vdupq_n_u32(0xff);
+  w[0] = e8m0_values(vandq_u32(four, byte));
+  w[1] = e8m0_values(vandq_u32(vshrq_n_u32(four, 8), byte));
+  w[2] = e8m0_values(vandq_u32(vshrq_n_u32(four, 16), byte));
+  w[3] = e8m0_values(vshrq_n_u32(four, 24));
 }
 
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
