@@ -12,6 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 native_sources := CMakeLists.txt $(shell find csrc -type f)
+aarch64_toolchain := cmake/aarch64-linux-gnu.cmake
 python_sources := $(shell find python/freetoken -type f -not -path '*/__pycache__/*' -not -name '*.so')
 native_tests := $(shell find tests/native -type f)
 
@@ -30,6 +31,8 @@ $(VENV)/.installed: $(VENV)/.deps pyproject.toml $(native_sources) $(python_sour
 
 build/native-%/.configured: native_options = -DFT_SANITIZE=$(patsubst plain,,$*)
 build/native-emulated/.configured: native_options = -DFT_EMULATED=ON
+build/native-aarch64/.configured: native_options = -DCMAKE_TOOLCHAIN_FILE=$(aarch64_toolchain)
+build/native-aarch64/.configured: $(aarch64_toolchain)
 
 build/native-%/.configured: $(VENV)/.deps
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B $(@D) -G Ninja -DFT_PYTHON=OFF -DFT_TESTS=ON \
@@ -42,7 +45,7 @@ build/native-%/.tested: build/native-%/.configured $(native_sources) $(native_te
 	touch $@
 
 .PRECIOUS: build/native-%/.configured
-.PHONY: help setup build demo test test-python test-native test-emulated simde lint stub format clean distclean
+.PHONY: help setup build demo test test-python test-native test-emulated simde test-neon aarch64-tools lint stub format clean distclean
 
 setup: $(VENV)/.deps   ## the virtual environment, without the package
 
@@ -65,6 +68,13 @@ test-emulated: simde build/native-emulated/.tested   ## the C++ tests of AVX-VNN
 simde:
 	@echo '#include <simde/x86/avx512.h>' | $${CXX:-c++} -fsyntax-only -x c++ - 2>/dev/null || \
 	  { echo "make test-emulated needs SIMDe; on Debian: apt-get install libsimde-dev" >&2; exit 1; }
+
+test-neon: aarch64-tools build/native-aarch64/.tested   ## the C++ tests for AArch64, cross-compiled, under qemu
+
+aarch64-tools:
+	@for tool in aarch64-linux-gnu-g++ qemu-aarch64; do \
+	  command -v $$tool >/dev/null || { echo "make test-neon needs $$tool; on Debian: apt-get install g++-aarch64-linux-gnu qemu-user" >&2; exit 1; }; \
+	done
 
 lint: $(VENV)/.deps   ## ruff, format check, mypy --strict, import layers
 	$(BIN)/ruff check .

@@ -1,5 +1,9 @@
 #include "core/cpu_features.h"
 
+#if defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -33,6 +37,10 @@ struct CpuId {
 
 [[maybe_unused]] bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 
+#elif defined(__aarch64__)
+
+[[maybe_unused]] bool has_neon_dot_products() { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
+
 #endif
 
 }  // namespace
@@ -50,6 +58,9 @@ std::vector<std::string> host_isas() {
 #endif
 #if defined(FT_HAVE_AVX512_VNNI)
   if (has_avx512_vnni()) isas.push_back("avx512_vnni");
+#endif
+#if defined(FT_HAVE_NEON)
+  if (has_neon_dot_products()) isas.push_back("neon");
 #endif
   return isas;
 }

@@ -30,6 +30,9 @@ constexpr NamedKernels kSets[] = {
 #if defined(FT_HAVE_AVX512_VNNI)
     {"avx512_vnni", avx512_vnni_kernels},
 #endif
+#if defined(FT_HAVE_NEON)
+    {"neon", neon_kernels},
+#endif
 };
 
 }  // namespace

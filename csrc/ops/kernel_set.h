@@ -95,6 +95,7 @@ const KernelSet& avx2_kernels(Precision precision);
 const KernelSet& avx512_kernels(Precision precision);
 const KernelSet& avx_vnni_kernels(Precision precision);
 const KernelSet& avx512_vnni_kernels(Precision precision);
+const KernelSet& neon_kernels(Precision precision);
 // The best set for this host, or the one named. Throws std::invalid_argument naming what the host has.
 const KernelSet& select_kernels(const char* isa_or_null, Precision precision = Precision::Int8);
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #ifndef FT_ISA
-#error "compile with -DFT_ISA=<instruction set>, e.g. scalar or avx2"
+#error "compile with -DFT_ISA=<instruction set>, e.g. scalar, avx2 or neon"
 #endif
 
 #define FT_JOIN_(a, b) a##b
