@@ -24,7 +24,11 @@ namespace {
 // How long to look before parking on a futex. Waking a parked thread took 32 us on a virtual machine (an
 // interrupt to a halted processor), and a task with one parked lane 65 us in all; so a decode step, with
 // tens of microseconds between its operators and some hundred from step to step, must not find one parked.
-constexpr std::chrono::microseconds kSpinTime{1000};
+constexpr std::chrono::microseconds kLongSpin{1000};
+// A wait that may keep another thread from the processor: that of a lane 0 while submitted work is under way,
+// because the callers of `run` and `wait` share a processor with the pool's thread 0.
+constexpr std::chrono::microseconds kShortSpin{15};
+constexpr std::chrono::microseconds kNoSpin{0};
 constexpr int kLooksPerClock = 32;   // 20 to 45 ns each, as long as a look at the clock
 
 inline void pause() {
@@ -36,10 +40,11 @@ inline void pause() {
 }
 
 // Returns once `word` is no longer `old`.
-void await_change(const std::atomic<std::uint32_t>& word, std::uint32_t old, bool spin) {
+void await_change(const std::atomic<std::uint32_t>& word, std::uint32_t old,
+                  std::chrono::microseconds spin) {
   if (word.load(std::memory_order_acquire) != old) return;
-  if (spin) {
-    const auto end = std::chrono::steady_clock::now() + kSpinTime;
+  if (spin != kNoSpin) {
+    const auto end = std::chrono::steady_clock::now() + spin;
     do {
       for (int i = 0; i < kLooksPerClock; ++i) {
         pause();
@@ -56,15 +61,17 @@ struct LaneAborted {};   // unwinds the other lanes of a task of which one lane 
 
 class ThreadPool::Ticket {
  public:
-  Ticket(Task* task, std::shared_ptr<Task> owner, int lanes, bool spin)
-      : task_(task), owner_(std::move(owner)), lanes_(lanes), spin_(spin),
+  // `submitted` counts the submitted tickets of the pool that have not finished; null: of no pool.
+  Ticket(Task* task, std::shared_ptr<Task> owner, int lanes, bool spin,
+         std::shared_ptr<std::atomic<int>> submitted)
+      : task_(task), owner_(std::move(owner)), lanes_(lanes), spin_(spin), submitted_(std::move(submitted)),
         unfinished_(static_cast<std::uint32_t>(lanes)), done_(lanes == 0) {}
 
   bool claim_lane0() { return !lane0_claimed_.exchange(true, std::memory_order_acq_rel); }
   void run_lane(int index);
-  void barrier();
+  void barrier(int index);
   bool done() const { return done_.load(std::memory_order_acquire) != 0; }
-  void await_done() const { await_change(done_, 0, spin_); }
+  void await_done() const { await_change(done_, 0, spin_time(0)); }
   void rethrow() const {   // after await_done
     if (error_) std::rethrow_exception(error_);
   }
@@ -72,11 +79,16 @@ class ThreadPool::Ticket {
 
  private:
   void fail(std::exception_ptr error);
+  std::chrono::microseconds spin_time(int index) const {
+    if (!spin_) return kNoSpin;
+    return index == 0 && submitted_->load(std::memory_order_relaxed) > 0 ? kShortSpin : kLongSpin;
+  }
 
   Task* task_;
   std::shared_ptr<Task> owner_;   // null for run(): the caller holds the task
   const int lanes_;
   const bool spin_;
+  const std::shared_ptr<std::atomic<int>> submitted_;
   std::mutex error_mutex_;
   std::exception_ptr error_;
   std::atomic<bool> lane0_claimed_{false};
@@ -94,7 +106,7 @@ class TicketLane final : public Lane {
   TicketLane(ThreadPool::Ticket& ticket, int index) : ticket_(ticket), index_(index) {}
   int index() const override { return index_; }
   int count() const override { return ticket_.lanes(); }
-  void barrier() override { ticket_.barrier(); }
+  void barrier() override { ticket_.barrier(index_); }
 
  private:
   ThreadPool::Ticket& ticket_;
@@ -112,13 +124,14 @@ void ThreadPool::Ticket::run_lane(int index) {
     fail(std::current_exception());
   }
   if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+    if (owner_ != nullptr) submitted_->fetch_sub(1, std::memory_order_relaxed);
     owner_.reset();
     done_.store(1, std::memory_order_release);
     done_.notify_all();
   }
 }
 
-void ThreadPool::Ticket::barrier() {
+void ThreadPool::Ticket::barrier(int index) {
   const std::uint32_t phase = phase_.load(std::memory_order_acquire);
   if (failed_.load(std::memory_order_acquire)) throw LaneAborted{};
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<std::uint32_t>(lanes_)) {
@@ -126,7 +139,7 @@ void ThreadPool::Ticket::barrier() {
     phase_.fetch_add(1, std::memory_order_acq_rel);
     phase_.notify_all();
   } else {
-    await_change(phase_, phase, spin_);
+    await_change(phase_, phase, spin_time(index));
   }
   if (failed_.load(std::memory_order_acquire)) throw LaneAborted{};
 }
@@ -168,7 +181,7 @@ class Feed {
     length_.notify_all();
   }
 
-  const TicketPtr& next(Cursor& cursor, bool spin) const {   // blocks until there is one
+  const TicketPtr& next(Cursor& cursor, std::chrono::microseconds spin) const {   // blocks until there is one
     await_change(length_, cursor.seen, spin);
     ++cursor.seen;
     cursor.node = cursor.node->next;
@@ -240,6 +253,7 @@ struct ThreadPool::Impl {
   const int size;
   const bool spin;
   const std::vector<int> cpus;
+  const std::shared_ptr<std::atomic<int>> submitted = std::make_shared<std::atomic<int>>(0);
   int pinned = 0;
   std::mutex mutex;   // guards the ends of both feeds: a ticket has one place in the order
   Feed workers;       // every task, for threads 1..n-1
@@ -269,8 +283,8 @@ ThreadPool::Impl::Impl(std::span<const int> cpus)
 
 void ThreadPool::Impl::work(int index, Feed& feed, Feed::Cursor cursor) {
   // Thread 0 shares its processor with the threads that call run: it never spins for work.
-  const bool spin_idle = index != 0 && spin;
-  while (const TicketPtr& ticket = feed.next(cursor, spin_idle)) {
+  const auto idle = index != 0 && spin ? kLongSpin : kNoSpin;
+  while (const TicketPtr& ticket = feed.next(cursor, idle)) {
     if (index != 0 || ticket->claim_lane0()) ticket->run_lane(index);
   }
 }
@@ -308,7 +322,7 @@ void ThreadPool::run(Task& task) {
     return task.run(lane);
   }
   move_off(std::span(impl_->cpus).subspan(1), impl_->cpus.front());
-  const auto ticket = std::make_shared<Ticket>(&task, nullptr, impl_->size, impl_->spin);
+  const auto ticket = std::make_shared<Ticket>(&task, nullptr, impl_->size, impl_->spin, impl_->submitted);
   ticket->claim_lane0();
   impl_->post(ticket, false);
   ticket->run_lane(0);
@@ -319,13 +333,14 @@ void ThreadPool::run(Task& task) {
 std::shared_ptr<ThreadPool::Ticket> ThreadPool::submit(std::shared_ptr<Task> task) {
   if (task == nullptr) throw std::invalid_argument("submit needs a task");
   Task* raw = task.get();
-  auto ticket = std::make_shared<Ticket>(raw, std::move(task), impl_->size, impl_->spin);
+  auto ticket = std::make_shared<Ticket>(raw, std::move(task), impl_->size, impl_->spin, impl_->submitted);
   impl_->post(ticket, true);
+  impl_->submitted->fetch_add(1, std::memory_order_relaxed);   // may come after it has finished: below 0 for a moment
   return ticket;
 }
 
 std::shared_ptr<ThreadPool::Ticket> ThreadPool::completed() {
-  return std::make_shared<Ticket>(nullptr, nullptr, 0, false);
+  return std::make_shared<Ticket>(nullptr, nullptr, 0, false, nullptr);
 }
 
 void ThreadPool::wait(Ticket& ticket) {
