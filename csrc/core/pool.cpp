@@ -247,6 +247,7 @@ struct ThreadPool::Impl {
   ~Impl() { close(); }
   void work(int index, Feed& feed, Feed::Cursor cursor);
   void close();
+  void leave_workers_alone() const { move_off(std::span(cpus).subspan(1), cpus.front()); }
   void post(const TicketPtr& ticket, bool to_thread0);
 
   const pid_t process = getpid();
@@ -321,7 +322,7 @@ void ThreadPool::run(Task& task) {
     SoloLane lane;
     return task.run(lane);
   }
-  move_off(std::span(impl_->cpus).subspan(1), impl_->cpus.front());
+  impl_->leave_workers_alone();
   const auto ticket = std::make_shared<Ticket>(&task, nullptr, impl_->size, impl_->spin, impl_->submitted);
   ticket->claim_lane0();
   impl_->post(ticket, false);
@@ -345,7 +346,7 @@ std::shared_ptr<ThreadPool::Ticket> ThreadPool::completed() {
 
 void ThreadPool::wait(Ticket& ticket) {
   if (!ticket.done() && ticket.claim_lane0()) {
-    move_off(std::span(impl_->cpus).subspan(1), impl_->cpus.front());
+    impl_->leave_workers_alone();
     ticket.run_lane(0);
   }
   ticket.await_done();

@@ -82,7 +82,8 @@ void float_dot_tokens(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, c
   float_dot_rows<W, kTokens == 1 ? 2 : 4, kTokens>(w, r0, r1, rows, y + j * y_stride, y_stride);
 }
 
-// A single token takes 2 rows at a time, so that they and the next two fit the first-level cache; with 3 tokens, 12 accumulators, 3 activations
+// A single token takes 2 rows at a time, so that they and the next two fit the first-level cache; with 3
+// tokens, 12 accumulators, 3 activations
 // and a weight fill the 16 registers of AVX2.
 template <class W>
 void float_dot(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, const Activations& x,

@@ -1,6 +1,7 @@
 // Blocks of 32 4-bit floats with one scale, a power of two (e8m0: 2^(x - 127), 255 is NaN).
 // value = e2m1 * scale. MXFP4: byte j holds element j in its low nibble and j + 16 in the high one.
-// MXFP4_PAIRS: byte j holds the elements 2j and 2j + 1.
+// MXFP4_PAIRS: byte j of a row holds the elements 2j and 2j + 1, and the scales lie apart; codes and scales of
+// a row are contiguous.
 #pragma once
 
 #include "formats/e2m1.h"

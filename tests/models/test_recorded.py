@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from freetoken import _native
 from freetoken.kernels.cpu import CpuOps
 from freetoken.models import Phase
+from freetoken.models.decoder import Decoder
 from freetoken.models.recorded import RecordedDecoder
 from freetoken.moe import OffloadMoeRuntime
 from support.decoding import Runner
@@ -18,37 +20,40 @@ from support.tiny_models import make_model, save_hf, tiny_config
 PROMPT = [3, 17, 99, 0, 42]
 
 
-def runners(path: Path, ops: CpuOps) -> tuple[Runner, Runner, list[int]]:
-    """The same model plain and recorded; of each step so far of the latter, how often the decoder
-    ran its operators from Python."""
+class CountedDecoder(Decoder):
+    """Counts how often its operators are called from Python."""
+
+    calls = 0
+
+    def forward(self, *arguments: Any) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(*arguments)
+
+
+def runners(path: Path, ops: CpuOps) -> tuple[Runner, Runner, CountedDecoder]:
+    """The same model plain and recorded, and the decoder inside the latter."""
     plain, recorded = Runner(path, ops, sequences=3), Runner(path, ops, sequences=3)
-    inner, calls = recorded.decoder, [0]
-    forward = inner.forward
-
-    def counted(*arguments: object) -> torch.Tensor:
-        calls[0] += 1
-        return forward(*arguments)  # type: ignore[arg-type]
-
-    inner.forward = counted  # type: ignore[method-assign, assignment]
-    recorded.decoder = RecordedDecoder(inner, ops, recorded.runtime)  # type: ignore[assignment]
-    return plain, recorded, calls
+    inner = recorded.decoder
+    inner.__class__ = CountedDecoder
+    recorded.decoder = RecordedDecoder(inner, ops, recorded.runtime)
+    return plain, recorded, inner
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "gpt_oss", "llama"])
 def test_replayed_steps_are_the_same_to_the_bit(family: str, tmp_path: Path) -> None:
     save_hf(make_model(tiny_config(family)), tmp_path)
     ops = CpuOps(2)
-    plain, recorded, calls = runners(tmp_path, ops)
+    plain, recorded, counted = runners(tmp_path, ops)
     for runner in (plain, recorded):
         for sequence in range(3):
             runner.prefill(PROMPT, sequence)
-    calls[0] = 0
+    counted.calls = 0
     batches = [(0,), (0,), (1, 2), (2,), (1, 2), (0, 1, 2), (1, 0), *[(0,)] * 20, (2, 1, 0)]
     for step, sequences in enumerate(batches):
         fed = [(sequence, (7 * step + 5 * sequence) % 90) for sequence in sequences]
         expected = plain.step(Phase.DECODE, fed)
         assert torch.equal(recorded.step(Phase.DECODE, fed), expected), f"step {step}"
-    assert calls[0] == 3, "one recording for each batch size, and nothing else from Python"
+    assert counted.calls == 3, "one recording for each batch size, and nothing else from Python"
     if recorded.runtime is not None and plain.runtime is not None:
         assert recorded.runtime.stats() == plain.runtime.stats()
     ops.close()
@@ -57,14 +62,14 @@ def test_replayed_steps_are_the_same_to_the_bit(family: str, tmp_path: Path) -> 
 def test_steps_that_cannot_be_replayed_run_as_they_are(tmp_path: Path) -> None:
     save_hf(make_model(tiny_config("qwen3_moe")), tmp_path)
     ops = CpuOps(1)
-    plain, recorded, calls = runners(tmp_path, ops)
+    plain, recorded, counted = runners(tmp_path, ops)
     for runner in (plain, recorded):
         runner.prefill(PROMPT)
     fed = [(0, 4), (1, 5)]
     for _ in range(2):
         expected = plain.step(Phase.DECODE, fed, padded_rows=1)
         assert torch.equal(recorded.step(Phase.DECODE, fed, padded_rows=1), expected)
-    assert calls[0] == 3
+    assert counted.calls == 3
     ops.close()
 
 

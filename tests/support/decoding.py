@@ -54,7 +54,7 @@ class Runner:
             self.runtime = OffloadMoeRuntime.create(layers, config, HostMemory(), ops)
             return self.runtime
 
-        self.decoder = load_decoder(checkpoint, self.spec, ops, make_moe)
+        self.decoder: Any = load_decoder(checkpoint, self.spec, ops, make_moe)
         checkpoint.close()
         pages = -(-tokens // PAGE_TOKENS)
         order = torch.arange(1, 1 + sequences * pages).flip(0)

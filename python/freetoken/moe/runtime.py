@@ -147,8 +147,8 @@ class OffloadMoeRuntime:
 
     @property
     def can_record(self) -> bool:
-        """Whether a decode step calls operators and nothing else: the strategy cpu."""
-        return self.config.strategy == "cpu"
+        """Whether a decode step calls operators and nothing else: the CPU computes every expert."""
+        return self._cpu is not None and self._cache is None
 
     def count_decode(self, layer_id: int, topk_ids: Tensor) -> None:
         """Count a layer's decode step, all of whose experts the CPU computes."""
