@@ -278,14 +278,24 @@ TEST(a_result_does_not_depend_on_the_batch_or_the_rows_beside_it) {
 TEST(quantized_dots_are_the_same_bits_on_every_instruction_set) {
   const std::vector<const KernelSet*> sets = weights::kernel_sets();
   for (const Format format : weights::kEveryQuantized) {
-    for (const std::int64_t tokens : {1, 7}) {
-      const std::int64_t cols = weights::columns(format, 32 * 70);
+    for (const auto& [tokens, blocks] : {std::pair<std::int64_t, std::int64_t>{1, 70}, {7, 70}, {1, 72}, {7, 72}}) {   // 72: whole steps of four blocks
+      const std::int64_t cols = weights::columns(format, 32 * blocks);
       const Weights w = random_weights(format, 29, cols, 30, true, 0, 30);
       const std::vector<float> x = random_floats(tokens * cols, 31);
       const std::vector<float> first = dot(*sets[0], w, Prepared(*sets[0], x, cols), {nullptr, 0, tokens});
       for (const KernelSet* kernels : sets) {
         const std::vector<float> y = dot(*kernels, w, Prepared(*kernels, x, cols), {nullptr, 0, tokens});
         CHECK(std::memcmp(y.data(), first.data(), y.size() * sizeof(float)) == 0);
+      }
+    }
+  }
+}
+
+TEST(rows_of_whole_wide_steps_give_the_right_values) {
+  for (const KernelSet* kernels : weights::kernel_sets()) {
+    for (const Format format : weights::kEveryQuantized) {
+      for (const std::int64_t tokens : {1, 5}) {
+        check_dot(*kernels, random_weights(format, 11, weights::columns(format, 256), 40), 41, tokens);
       }
     }
   }
