@@ -28,7 +28,7 @@ struct FP8_128 {
 
 // sum += the products of 4 * kWidth columns; kNormal: none of the numbers is below the normal ones.
 template <bool kNormal, int kRows, int kTokens>
-inline __attribute__((always_inline)) void fp8_add_step(const std::uint8_t* const (&rows)[kRows],
+FT_INLINE void fp8_add_step(const std::uint8_t* const (&rows)[kRows],
                                                         const float* const (&x)[kTokens], std::int64_t c,
                                                         F32 (&sum)[kRows][kTokens]) {
   F32 w[kRows][4];
@@ -50,7 +50,7 @@ inline __attribute__((always_inline)) void fp8_add_step(const std::uint8_t* cons
 
 // The same for columns [first, end), a whole block of 128 or what is left of the row.
 template <int kRows, int kTokens>
-inline __attribute__((always_inline)) void fp8_add_block(const std::uint8_t* const (&rows)[kRows],
+FT_INLINE void fp8_add_block(const std::uint8_t* const (&rows)[kRows],
                                                          const float* const (&x)[kTokens], std::int64_t first,
                                                          std::int64_t end, bool normal,
                                                          F32 (&sum)[kRows][kTokens]) {

@@ -23,7 +23,7 @@ struct Mxfp4Blocks {
     else gather_e8m0(p, stride, s);
   }
   static F32 add_block(F32 sum, const F32* s, const I32 (&dot)[kParts], const TokenBlock& x) {
-    return sum + (s[0] * F32::broadcast(0.5f * x.d)) * E2m1::twice_dot(dot[0], x.sum());
+    return sum + (s[0] * F32::broadcast(0.5f * x.d)) * to_f32(dot[0]);
   }
   static void dequantize(const std::uint8_t* codes, const std::uint8_t* scales, float* y) {
     for (int i = 0; i < kColumns / 32; ++i, ++scales, codes += 16, y += 32) {

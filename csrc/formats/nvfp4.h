@@ -24,8 +24,8 @@ struct Nvfp4Blocks {
   }
   // Scale times integer is exact: 4 bits and 15.
   static F32 add_block(F32 sum, const F32* s, const I32 (&dot)[kParts], const TokenBlock& x) {
-    const F32 first = s[0] * E2m1::twice_dot(dot[0], x.half_sum[0]);
-    const F32 second = s[1] * E2m1::twice_dot(dot[1], x.half_sum[1]);
+    const F32 first = s[0] * to_f32(dot[0]);
+    const F32 second = s[1] * to_f32(dot[1]);
     return sum + (first + second) * F32::broadcast(x.d);
   }
   static void dequantize(const std::uint8_t* codes, const std::uint8_t* scales, float* y) {

@@ -8,7 +8,7 @@ namespace ft::FT_ISA_NAMESPACE {
 
 struct Q4_0 {
   static constexpr int kColumns = 32;
-  using Product = Unsigned<15>;
+  using Product = Unsigned<15, 8>;
   using Codes = Nibbles<InOrder>;
   static constexpr int kParts = 1;
   static constexpr int kScales = 1;
@@ -18,7 +18,7 @@ struct Q4_0 {
     s[0] = F32::gather_f16(p, stride);
   }
   static F32 add_block(F32 sum, const F32* s, const I32 (&dot)[kParts], const TokenBlock& x) {
-    return sum + (s[0] * F32::broadcast(x.d)) * to_f32(dot[0] - I32::broadcast(8 * x.sum()));
+    return sum + (s[0] * F32::broadcast(x.d)) * to_f32(dot[0]);
   }
   static void dequantize(const std::uint8_t* codes, const std::uint8_t* scales, float* y) {
     const float d = f16_to_f32(load_u16(scales));

@@ -9,7 +9,7 @@ namespace ft::FT_ISA_NAMESPACE {
 
 struct Q6_K {
   static constexpr int kColumns = 256;
-  using Product = Unsigned<63>;
+  using Product = Unsigned<63, 32>;
   using Codes = WholeBytes;
   static constexpr int kParts = 2;
   static constexpr int kScales = 2;
@@ -28,8 +28,8 @@ struct Q6_K {
   }
   static F32 add_block(F32 sum, const F32* s, const I32 (&dot)[kParts], const TokenBlock& x) {
     const F32 d = F32::broadcast(x.d);
-    const F32 first = (s[0] * d) * to_f32(dot[0] - I32::broadcast(32 * x.half_sum[0]));
-    return sum + (first + (s[1] * d) * to_f32(dot[1] - I32::broadcast(32 * x.half_sum[1])));
+    const F32 first = (s[0] * d) * to_f32(dot[0]);
+    return sum + (first + (s[1] * d) * to_f32(dot[1]));
   }
   static void dequantize(const std::uint8_t* codes, const std::uint8_t* scales, float* y) {
     const float d = f16_to_f32(load_u16(scales + 16));

@@ -1,6 +1,6 @@
 // Dot products with rows of blocks of codes, activations in int8. A format supplies
 //   kColumns                       columns of a step, a multiple of 32: a stored block, or several
-//   Product                        Unsigned<n> or Signed: the range of its codes
+//   Product                        Unsigned<n, zero> or Signed: the range of its codes, and the one that means zero
 //   Codes                          Nibbles<Order> or WholeBytes, see there: how the codes lie
 //   kParts                         1, or 2 if columns 0..15 and 16..31 have scales of their own
 //   kScales                        float scales of 32 columns
@@ -9,7 +9,7 @@
 //   scales(p, stride, s)           lane r of s[kScales * i + k]: scale k of those columns, for the row
 //                                  whose scales are at p + r * stride
 //   add_block(sum, s, dot, x)      sum + the part of w . x of 32 columns with the scales s[0 .. kScales - 1];
-//                                  dot[k] is the exact integer product of part k
+//                                  dot[k] is the exact integer product of part k, of codes less that of zero
 //   dequantize(codes, scales, y)   the numbers of a step
 //
 // A lane is a row. The integer products of 32 columns are exact, and floats are only added per 32 columns
@@ -60,8 +60,8 @@ struct Nibbles {
     Sums<typename W::Product>::template nibbles<W>(p + 16 * i, stride, Order::arrange(x), dot);
   }
   template <class W>
-  static void store(const std::uint8_t* p, std::int64_t stride, int i, std::uint8_t* panel) {
-    store_nibble_panel<W>(p + 16 * i, stride, panel);
+  static void store(const std::uint8_t* p, std::int64_t stride, int i, std::uint8_t* codes) {
+    store_nibble_panel<W>(p + 16 * i, stride, codes);
   }
 };
 
@@ -75,11 +75,11 @@ struct WholeBytes {
     sum<typename W::Product>(partial, dot);
   }
   template <class W>
-  static void store(const std::uint8_t* p, std::int64_t stride, int i, std::uint8_t* panel) {
+  static void store(const std::uint8_t* p, std::int64_t stride, int i, std::uint8_t* codes) {
     Bytes32 rows[F32::kWidth];
 #pragma GCC unroll 16
     for (int r = 0; r < F32::kWidth; ++r) rows[r] = W::codes(p + r * stride, i);
-    store_panel(rows, panel);
+    store_panel(rows, codes);
   }
 
  private:
@@ -144,12 +144,26 @@ struct QuantizedToken {
   const std::int8_t* q;
   const float* d;
   const std::int32_t* sum;
+  const std::uint8_t* raised;
 
   TokenBlock block(std::int64_t b) const { return {d[b], sum + 2 * b}; }
+  PanelToken panel(std::int64_t b) const { return {q + 32 * b, raised + 32 * b}; }
 };
 
 inline QuantizedToken quantized_token(const Activations& x, std::int64_t token) {
-  return {x.q + token * x.cols, x.d + token * (x.cols / 32), x.sum + token * (x.cols / 16)};
+  return {x.q + token * x.cols, x.d + token * (x.cols / 32), x.sum + token * (x.cols / 16),
+          x.raised + token * x.cols};
+}
+
+// What products of codes are more than those of codes less that of zero.
+template <class W>
+void take_off_zero(I32 (&dot)[W::kParts], const TokenBlock& x) {
+  if constexpr (W::Product::kZero != 0) {
+    for (int i = 0; i < W::kParts; ++i) {
+      const std::int32_t sum = W::kParts == 1 ? x.sum() : x.half_sum[i];
+      dot[i] = dot[i] - I32::broadcast(W::Product::kZero * sum);
+    }
+  }
 }
 
 // How far a step is from the next, in codes and in scales.
@@ -197,6 +211,7 @@ F32 dot_one(const PackedMatrix& w, const RowGroup& g, const QuantizedToken& x) {
       next.advance(kRows * step.codes / kBlocks);
       I32 dot[W::kParts];
       W::Codes::template dot<W>(codes, g.code_stride, i, Bytes32::load(x.q + (b + i) * 32), dot);
+      take_off_zero<W>(dot, x.block(b + i));
       sum = W::add_block(sum, s + i * W::kScales, dot, x.block(b + i));
     }
     codes += step.codes;
@@ -206,82 +221,112 @@ F32 dot_one(const PackedMatrix& w, const RowGroup& g, const QuantizedToken& x) {
 }
 
 // Fewer than kPanelTokens tokens go one by one: all but the first find the group in the first-level cache.
-// For more, up to kPanelBlocks times 32 columns of a group are unpacked once, to a panel that stays
-// in the first-level cache while all tokens pass over it.
+// For more, some 32 columns of one or two groups are unpacked once, to panels that stay in the
+// first-level cache while all tokens pass over them.
 inline constexpr int kPanelTokens = 4;
-inline constexpr int kPanelBlocks = 64;
 
-template <class W>
-struct Panel {
-  alignas(64) std::uint8_t codes[kPanelBlocks * kPanelBytes];
-  float scales[kPanelBlocks * W::kScales * F32::kWidth];
+template <class W, int kGroups>
+class Panels {
+ public:
+  static constexpr int kBlocks = 64 / kGroups;   // most: 16 KiB of codes
 
-  void unpack(const PackedMatrix& w, const RowGroup& g, std::int64_t first_block, int blocks) {
-    constexpr int kBlocks = Steps<W>::kBlocks;
+  void unpack(const PackedMatrix& w, const RowGroup (&groups)[kGroups], std::int64_t first_block, int blocks) {
+    for (int r = 0; r < kGroups; ++r) unpack(w, groups[r], first_block, blocks, panels_[r]);
+  }
+
+  template <int kTokens>
+  void add(const RowGroup (&groups)[kGroups], int blocks, std::int64_t first_block, float factor,
+           const Activations& x, const TokenRange& tokens, std::int64_t j, float* y, std::int64_t y_stride) const {
+    QuantizedToken token[kTokens];
+    F32 sum[kTokens][kGroups];
+    for (int t = 0; t < kTokens; ++t) {
+      token[t] = quantized_token(x, tokens.row(j + t));
+      for (int r = 0; r < kGroups; ++r) {
+        const float* at = y + (j + t) * y_stride + r * F32::kWidth;
+        sum[t][r] = first_block == 0 ? F32::zero() : load_lanes(groups[r], at);
+      }
+    }
+    add_blocks(blocks, first_block, token, sum);
+    for (int t = 0; t < kTokens; ++t) {
+      for (int r = 0; r < kGroups; ++r) {
+        store_lanes(sum[t][r] * F32::broadcast(factor), groups[r], y + (j + t) * y_stride + r * F32::kWidth);
+      }
+    }
+  }
+
+ private:
+  using Block = PanelBlock<typename W::Product, W::kParts>;
+  struct Panel {
+    Block blocks[kBlocks];
+    alignas(64) float scales[kBlocks * W::kScales * F32::kWidth];
+  };
+
+  static void unpack(const PackedMatrix& w, const RowGroup& g, std::int64_t first_block, int blocks, Panel& to) {
+    constexpr int kStep = Steps<W>::kBlocks;
+    static_assert(kBlocks % kStep == 0);
     const Steps<W> step(w);
-    const std::uint8_t* from = g.codes + first_block / kBlocks * step.codes;
-    const std::uint8_t* scale = g.scales + first_block / kBlocks * step.scales;
-    const std::uint8_t* next = g.next + F32::kWidth * (first_block / kBlocks * step.codes);
-    for (int b = 0; b < blocks; b += kBlocks) {
+    const std::uint8_t* from = g.codes + first_block / kStep * step.codes;
+    const std::uint8_t* scale = g.scales + first_block / kStep * step.scales;
+    const std::uint8_t* next = g.next + F32::kWidth * (first_block / kStep * step.codes);
+    for (int b = 0; b < blocks; b += kStep) {
       for (std::int64_t ahead = 0; ahead < F32::kWidth * step.codes; ahead += 64) prefetch(next + ahead);
       next += F32::kWidth * step.codes;
 #pragma GCC unroll 8
-      for (int i = 0; i < kBlocks; ++i) {
-        W::Codes::template store<W>(from, g.code_stride, i, codes + (b + i) * kPanelBytes);
+      for (int i = 0; i < kStep; ++i) {
+        W::Codes::template store<W>(from, g.code_stride, i, to.blocks[b + i].codes);
+        to.blocks[b + i].finish();
       }
-      F32 s[kBlocks * W::kScales];
+      F32 s[kStep * W::kScales];
       W::scales(scale, g.scale_stride, s);
-      for (int i = 0; i < kBlocks * W::kScales; ++i) s[i].store(scales + (b * W::kScales + i) * F32::kWidth);
+      for (int i = 0; i < kStep * W::kScales; ++i) s[i].store(to.scales + (b * W::kScales + i) * F32::kWidth);
       from += step.codes;
       scale += step.scales;
     }
   }
 
-  template <int T>
-  void add(int blocks, std::int64_t first_block, const QuantizedToken (&x)[T], F32 (&sum)[T]) const {
+  template <int kTokens>
+  FT_INLINE void add_blocks(int blocks, std::int64_t first_block, const QuantizedToken (&x)[kTokens],
+                  F32 (&sum)[kTokens][kGroups]) const {
     for (int b = 0; b < blocks; ++b) {
-      const PanelRows rows = PanelRows::load(codes + b * kPanelBytes);
-      F32 s[W::kScales];
-      for (int i = 0; i < W::kScales; ++i) s[i] = F32::load(scales + (b * W::kScales + i) * F32::kWidth);
+      const Block* block[kGroups];
+      F32 s[kGroups][W::kScales];
+#pragma GCC unroll 2
+      for (int r = 0; r < kGroups; ++r) {
+        block[r] = panels_[r].blocks + b;
+        for (int i = 0; i < W::kScales; ++i) {
+          s[r][i] = F32::load(panels_[r].scales + (b * W::kScales + i) * F32::kWidth);
+        }
+      }
 #pragma GCC unroll 8
-      for (int t = 0; t < T; ++t) {
-        I32 dot[W::kParts];
-        Sums<typename W::Product>::panel(rows, x[t].q + (first_block + b) * 32, dot);
-        sum[t] = W::add_block(sum[t], s, dot, x[t].block(first_block + b));
+      for (int t = 0; t < kTokens; ++t) {
+        I32 dot[kGroups][W::kParts];
+        panel_dot<typename W::Product, W::kParts>(block, x[t].panel(first_block + b), dot);
+#pragma GCC unroll 2
+        for (int r = 0; r < kGroups; ++r) sum[t][r] = W::add_block(sum[t][r], s[r], dot[r], x[t].block(first_block + b));
       }
     }
   }
 
-template <int T>
-  void add_tokens(const RowGroup& g, int blocks, std::int64_t first_block, float factor, const Activations& x,
-                  const TokenRange& tokens, std::int64_t j, float* y, std::int64_t y_stride) const {
-    QuantizedToken token[T];
-    F32 sum[T];
-    for (int t = 0; t < T; ++t) {
-      token[t] = quantized_token(x, tokens.row(j + t));
-      sum[t] = first_block == 0 ? F32::zero() : load_lanes(g, y + (j + t) * y_stride);
-    }
-    add(blocks, first_block, token, sum);
-    for (int t = 0; t < T; ++t) store_lanes(sum[t] * F32::broadcast(factor), g, y + (j + t) * y_stride);
-  }
+  Panel panels_[kGroups];
 };
 
-template <class W>
-void dot_many(const PackedMatrix& w, const RowGroup& g, const Activations& x, const TokenRange& tokens,
-              float* y, std::int64_t y_stride) {
-  Panel<W> panel;
+template <class W, int kGroups>
+void dot_many(const PackedMatrix& w, const RowGroup (&groups)[kGroups], const Activations& x,
+              const TokenRange& tokens, float* y, std::int64_t y_stride) {
+  using Panels = Panels<W, kGroups>;
+  Panels panels;
   const std::int64_t all_blocks = w.cols / 32;
-  for (std::int64_t first = 0; first < all_blocks; first += kPanelBlocks) {
+  for (std::int64_t first = 0; first < all_blocks; first += Panels::kBlocks) {
     const std::int64_t left = all_blocks - first;
-    const int blocks = static_cast<int>(left < kPanelBlocks ? left : kPanelBlocks);
+    const int blocks = static_cast<int>(left < Panels::kBlocks ? left : Panels::kBlocks);
     const float factor = blocks == left ? w.factor : 1.0f;   // after the last panel
-    panel.unpack(w, g, first, blocks);
+    panels.unpack(w, groups, first, blocks);
     std::int64_t j = 0;
     for (; j + 4 <= tokens.count; j += 4) {
-      panel.template add_tokens<4>(g, blocks, first, factor, x, tokens, j, y, y_stride);
+      panels.template add<4>(groups, blocks, first, factor, x, tokens, j, y, y_stride);
     }
     for (; j < tokens.count; ++j) {
-      panel.template add_tokens<1>(g, blocks, first, factor, x, tokens, j, y, y_stride);
+      panels.template add<1>(groups, blocks, first, factor, x, tokens, j, y, y_stride);
     }
   }
 }
@@ -289,6 +334,7 @@ void dot_many(const PackedMatrix& w, const RowGroup& g, const Activations& x, co
 template <class W>
 void quantized_dot(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, const Activations& x,
                    const TokenRange& tokens, float* y, std::int64_t y_stride) {
+  constexpr int kGroups = W::Product::kPanelGroups;
   for (std::int64_t r = r0; r < r1;) {
     const RowGroup g = row_group(w, r, r1);
     float* out = y + (r - r0);
@@ -297,7 +343,14 @@ void quantized_dot(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, cons
         store_lanes(dot_one<W>(w, g, quantized_token(x, tokens.row(j))), g, out + j * y_stride);
       }
     } else {
-      dot_many<W>(w, g, x, tokens, out, y_stride);
+      if constexpr (kGroups == 2) {
+        if (r1 - r >= 2 * F32::kWidth) {
+          dot_many<W, 2>(w, {g, row_group(w, r + F32::kWidth, r1)}, x, tokens, out, y_stride);
+          r += 2 * F32::kWidth;
+          continue;
+        }
+      }
+      dot_many<W, 1>(w, {g}, x, tokens, out, y_stride);
     }
     r += g.count;
   }

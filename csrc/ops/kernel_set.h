@@ -9,13 +9,14 @@
 namespace ft {
 
 // Activations of T tokens, prepared once and read by every weight row. int8: blocks of 32 with
-// x ~ q * d; `sum` are sums of 16 q (what formats with an offset or a minimum need).
+// x ~ q * d; `sum` are sums of 16 q (what formats with an offset or a minimum need); `raised` are q + 128.
 struct Activations {
   std::int64_t cols;
   const float* f32;          // [T, cols], or null if only int8 is read
   const std::int8_t* q;      // [T, cols] or null
   const float* d;            // [T, cols/32] or null
   const std::int32_t* sum;   // [T, cols/16] or null
+  const std::uint8_t* raised = nullptr;   // [T, cols] or null
 
   const float* f32_row(std::int64_t token) const { return f32 + token * cols; }
 };

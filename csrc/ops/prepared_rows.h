@@ -22,6 +22,7 @@ class PreparedRows {
       return;
     }
     q_ = std::make_unique_for_overwrite<std::int8_t[]>(numbers);
+    raised_ = std::make_unique_for_overwrite<std::uint8_t[]>(numbers);
     d_ = std::make_unique_for_overwrite<float[]>(numbers / 32);
     sum_ = std::make_unique_for_overwrite<std::int32_t[]>(numbers / 16);
   }
@@ -35,6 +36,7 @@ class PreparedRows {
       prepare_(x, n, {.f32 = f32_.get() + at, .q = nullptr, .d = nullptr, .sum = nullptr});
     } else {
       prepare_(x, n, {.f32 = nullptr, .q = q_.get() + at, .d = d_.get() + at / 32, .sum = sum_.get() + at / 16});
+      for (std::int64_t i = at; i < at + n; ++i) raised_[i] = static_cast<std::uint8_t>(q_[i] ^ 0x80);
     }
   }
 
@@ -44,7 +46,8 @@ class PreparedRows {
             .f32 = f32_ != nullptr ? f32_.get() : x,
             .q = q_.get(),
             .d = d_.get(),
-            .sum = sum_.get()};
+            .sum = sum_.get(),
+            .raised = raised_.get()};
   }
 
  private:
@@ -52,6 +55,7 @@ class PreparedRows {
   std::int64_t cols_ = 0;
   std::unique_ptr<float[]> f32_;
   std::unique_ptr<std::int8_t[]> q_;
+  std::unique_ptr<std::uint8_t[]> raised_;
   std::unique_ptr<float[]> d_;
   std::unique_ptr<std::int32_t[]> sum_;
 };

@@ -1,6 +1,9 @@
 // Products of codes with int8 activations, with AVX2: as int16 pairs first. Their meaning: simd/scalar_int8.h.
 #pragma once
 
+#include <algorithm>
+#include <concepts>
+
 #include "simd/int8_256.h"
 
 namespace ft::FT_ISA_NAMESPACE {
@@ -30,8 +33,54 @@ struct Products : Codes {
   static Partial dot(Bytes32 w, Bytes32 x) { return {fours<1>(&w.v, [&](int) { return x.v; })}; }
 };
 
-template <int kMaxCode>
-using Unsigned = Products<UnsignedCodes<kMaxCode>>;
-using Signed = Products<SignedCodes>;
+template <int kMaxCode, int kZeroCode = 0>
+struct Unsigned : Products<UnsignedCodes<kMaxCode, kZeroCode>> {};
+struct Signed : Products<SignedCodes> {};
+
+template <class Product, int kParts, int kGroups>
+FT_INLINE void panel_dot(const PanelBlock<Product, kParts>* const (&blocks)[kGroups], const PanelToken& x,
+               I32 (&out)[kGroups][kParts]) {
+  constexpr int kPart = 8 / kParts;
+  constexpr int kLargest = std::max(Product::kZero, Product::kMax - Product::kZero);
+  constexpr int kMost = 32767 / (2 * 255 * kLargest);   // vectors of products that an int16 lane takes
+  constexpr int kFit = kMost >= kPart ? kPart : kMost >= 4 ? 4 : 2;
+  static_assert(kMost >= 2);
+#pragma GCC unroll 2
+  for (int i = 0; i < kParts; ++i) {
+#pragma GCC unroll 2
+    for (int r = 0; r < kGroups; ++r) out[r][i].v = blocks[r]->surplus[i];
+#pragma GCC unroll 4
+    for (int g = i * kPart; g < (i + 1) * kPart; g += kFit) {
+      __m256i fit[kGroups];
+#pragma GCC unroll 8
+      for (int k = g; k < g + kFit; ++k) {
+        const __m256i four = broadcast_4(x.raised + 4 * k);
+#pragma GCC unroll 2
+        for (int r = 0; r < kGroups; ++r) {
+          const __m256i pairs = _mm256_maddubs_epi16(four, blocks[r]->group(k));
+          fit[r] = k == g ? pairs : _mm256_add_epi16(fit[r], pairs);
+        }
+      }
+#pragma GCC unroll 2
+      for (int r = 0; r < kGroups; ++r) {
+        out[r][i].v = _mm256_add_epi32(out[r][i].v, _mm256_madd_epi16(fit[r], _mm256_set1_epi16(1)));
+      }
+    }
+  }
+}
+
+// The codes stay in registers while the tokens pass.
+template <class Product, int kParts>
+  requires std::same_as<Product, Signed>
+FT_INLINE void panel_dot(const PanelBlock<Product, kParts>* const (&blocks)[1], const PanelToken& x, I32 (&out)[1][kParts]) {
+  constexpr int kPart = 8 / kParts;
+  __m256i codes[8];
+  for (int g = 0; g < 8; ++g) codes[g] = _mm256_load_si256(reinterpret_cast<const __m256i*>(blocks[0]->codes) + g);
+#pragma GCC unroll 2
+  for (int i = 0; i < kParts; ++i) {
+    const std::int8_t* from = x.q + i * kPart * 4;
+    out[0][i].v = Product::template fours<kPart>(codes + i * kPart, [&](int g) { return broadcast_4(from + 4 * g); });
+  }
+}
 
 }  // namespace ft::FT_ISA_NAMESPACE

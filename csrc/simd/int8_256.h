@@ -46,8 +46,6 @@ inline Bytes32 load_halves(const std::uint8_t* low, const std::uint8_t* high) {
   return {_mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1)};
 }
 
-inline constexpr int kPanelBytes = F32::kWidth * 32;
-
 inline void store_panel(const Bytes32 (&rows)[8], std::uint8_t* panel) {   // transposes 8x8 int32
   __m256i pair[8], quad[8];
   for (int i = 0; i < 8; i += 2) {
@@ -96,16 +94,7 @@ void store_nibble_panel(const std::uint8_t* p, std::int64_t stride, std::uint8_t
   }
 }
 
-struct PanelRows {
-  __m256i v[8];
-  static PanelRows load(const std::uint8_t* panel) {
-    PanelRows r;
-    for (int g = 0; g < 8; ++g) r.v[g] = _mm256_load_si256(reinterpret_cast<const __m256i*>(panel) + g);
-    return r;
-  }
-};
-
-inline __m256i broadcast_4(const std::int8_t* p) {
+inline __m256i broadcast_4(const void* p) {
   std::int32_t four;
   std::memcpy(&four, p, sizeof four);
   return _mm256_set1_epi32(four);
@@ -176,28 +165,56 @@ struct Sums {
     out[0].v = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
     out[1].v = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd));
   }
-  // The panel stays in registers while the tokens pass.
-  template <int kParts>
-  static void panel(const PanelRows& rows, const std::int8_t* x, I32 (&out)[kParts]) {
+};
+
+// Codes of a panel are signed bytes, which unsigned activations x + 128 multiply straight from memory; what the
+// 128 adds is known beforehand. With the sides the other way round every code would need a register, and the
+// shift of the codes a correction for each token.
+template <class Product, int kParts>
+struct PanelBlock {
+  alignas(32) std::uint8_t codes[256];
+  __m256i surplus[kParts];   // to be added: -128 times the sum of the codes, lane r of row r
+
+  __m256i group(int g) const { return _mm256_load_si256(reinterpret_cast<const __m256i*>(codes) + g); }
+  void finish() {
     constexpr int kPart = 8 / kParts;
+    __m256i* v = reinterpret_cast<__m256i*>(codes);
 #pragma GCC unroll 2
     for (int i = 0; i < kParts; ++i) {
-      const std::int8_t* from = x + i * kPart * 4;
-      out[i].v = Product::template fours<kPart>(rows.v + i * kPart, [&](int g) { return broadcast_4(from + 4 * g); });
+      __m256i pairs = _mm256_setzero_si256();
+#pragma GCC unroll 8
+      for (int g = i * kPart; g < (i + 1) * kPart; ++g) {
+        const __m256i code = _mm256_sub_epi8(_mm256_load_si256(v + g), _mm256_set1_epi8(Product::kZero));
+        _mm256_store_si256(v + g, code);
+        pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(_mm256_set1_epi8(1), code));
+      }
+      surplus[i] = _mm256_madd_epi16(pairs, _mm256_set1_epi16(-128));
     }
   }
 };
 
+template <int kParts>
+struct PanelBlock<struct Signed, kParts> {   // products of two whole bytes leave no room for the 128
+  alignas(32) std::uint8_t codes[256];
+
+  void finish() {}
+};
+
+struct PanelToken {
+  const std::int8_t* q;
+  const std::uint8_t* raised;
+};
+
 // What a multiplication of unsigned by signed bytes gets for a product of a code and an activation.
-template <int kMaxCode>
+template <int kMaxCode, int kZeroCode>
 struct UnsignedCodes {
-  static constexpr int kMax = kMaxCode;
+  static constexpr int kMax = kMaxCode, kZero = kZeroCode, kPanelGroups = 2;
   static __m256i codes(__m256i w) { return w; }
   static __m256i activations(__m256i, __m256i x) { return x; }
 };
 
 struct SignedCodes {   // the sign of the code moves to the activation: |w| * (x * sign w)
-  static constexpr int kMax = 128;
+  static constexpr int kMax = 128, kZero = 0, kPanelGroups = 1;
   static __m256i codes(__m256i w) { return _mm256_abs_epi8(w); }
   static __m256i activations(__m256i w, __m256i x) { return _mm256_sign_epi8(x, w); }
 };

@@ -39,8 +39,6 @@ struct Bytes32 {
 
 inline Bytes32 operator|(Bytes32 a, Bytes32 b) { return {vorrq_u8(a.low, b.low), vorrq_u8(a.high, b.high)}; }
 
-inline constexpr int kPanelBytes = F32::kWidth * 32;
-
 inline void store_panel(const Bytes32 (&rows)[4], std::uint8_t* panel) {
   uint32x4_t low[4], high[4], group[4];
   for (int r = 0; r < 4; ++r) {
@@ -73,15 +71,6 @@ void store_nibble_panel(const std::uint8_t* p, std::int64_t stride, std::uint8_t
     }
   }
 }
-
-struct PanelRows {
-  int8x16_t v[8];
-  static PanelRows load(const std::uint8_t* panel) {
-    PanelRows r;
-    for (int g = 0; g < 8; ++g) r.v[g] = vreinterpretq_s8_u8(vld1q_u8(panel + 16 * g));
-    return r;
-  }
-};
 
 // sum + the products of four neighbouring bytes, lane by lane.
 inline int32x4_t add_products(int32x4_t sum, uint8x16_t w, uint8x16_t x) {
@@ -130,37 +119,62 @@ struct Sums {
     out[0].v = vuzp1q_s32(a, b);
     out[1].v = vuzp2q_s32(a, b);
   }
-  template <int kParts>
-  static void panel(const PanelRows& w, const std::int8_t* x, I32 (&out)[kParts]) {
-    const int32x4_t first = half_panel(w.v, vld1q_s8(x)), second = half_panel(w.v + 4, vld1q_s8(x + 16));
-    if constexpr (kParts == 1) {
-      out[0].v = vaddq_s32(first, second);
-    } else {
-      out[0].v = first;
-      out[1].v = second;
-    }
-  }
-
- private:
-  static int32x4_t half_panel(const int8x16_t* w, int8x16_t x) {   // four groups
-    int32x4_t sum = vdotq_laneq_s32(vdupq_n_s32(0), w[0], x, 0);
-    sum = vdotq_laneq_s32(sum, w[1], x, 1);
-    sum = vdotq_laneq_s32(sum, w[2], x, 2);
-    return vdotq_laneq_s32(sum, w[3], x, 3);
-  }
 };
 
+template <class Product, int kParts>
+struct PanelBlock {
+  alignas(16) std::uint8_t codes[128];
+
+  void finish() {
+    if constexpr (Product::kZero != 0) {
+      for (int g = 0; g < 8; ++g) {
+        vst1q_u8(codes + 16 * g, vsubq_u8(vld1q_u8(codes + 16 * g), vdupq_n_u8(Product::kZero)));
+      }
+    }
+  }
+  int8x16_t group(int g) const { return vreinterpretq_s8_u8(vld1q_u8(codes + 16 * g)); }
+};
+
+struct PanelToken {
+  const std::int8_t* q;
+  const std::uint8_t* raised;
+};
+
+template <class Block>
+int32x4_t half_panel(const Block& w, int g, int8x16_t x) {   // groups g .. g + 3
+  int32x4_t sum = vdotq_laneq_s32(vdupq_n_s32(0), w.group(g), x, 0);
+  sum = vdotq_laneq_s32(sum, w.group(g + 1), x, 1);
+  sum = vdotq_laneq_s32(sum, w.group(g + 2), x, 2);
+  return vdotq_laneq_s32(sum, w.group(g + 3), x, 3);
+}
+
+template <class Product, int kParts, int kGroups>
+FT_INLINE void panel_dot(const PanelBlock<Product, kParts>* const (&blocks)[kGroups], const PanelToken& x,
+               I32 (&out)[kGroups][kParts]) {
+  const int8x16_t low = vld1q_s8(x.q), high = vld1q_s8(x.q + 16);
+#pragma GCC unroll 2
+  for (int r = 0; r < kGroups; ++r) {
+    const int32x4_t first = half_panel(*blocks[r], 0, low), second = half_panel(*blocks[r], 4, high);
+    if constexpr (kParts == 1) {
+      out[r][0].v = vaddq_s32(first, second);
+    } else {
+      out[r][0].v = first;
+      out[r][1].v = second;
+    }
+  }
+}
+
 struct Signed {
-  static constexpr int kMax = 128;
+  static constexpr int kMax = 128, kZero = 0, kPanelGroups = 2;
   static Partial dot(Bytes32 w, Bytes32 x) {
     const int32x4_t zero = vdupq_n_s32(0);
     return {add_products(zero, w.low, x.low), add_products(zero, w.high, x.high)};
   }
 };
 
-template <int kMaxCode>   // up to 64: signed bytes too
+template <int kMaxCode, int kZeroCode = 0>   // up to 64: signed bytes too
 struct Unsigned : Signed {
-  static constexpr int kMax = kMaxCode;
+  static constexpr int kMax = kMaxCode, kZero = kZeroCode;
 };
 
 }  // namespace ft::isa_neon

@@ -65,10 +65,8 @@ inline Bytes32 operator|(Bytes32 a, Bytes32 b) {
   return a;
 }
 
-// A panel holds 32 columns of kWidth rows so that a lane is a row: 8 groups of kWidth * 4 bytes, in
-// group g the codes 4g..4g+3 of each row.
-inline constexpr int kPanelBytes = F32::kWidth * 32;
-
+// 32 columns of kWidth rows so that a lane is a row: 8 groups of kWidth * 4 bytes, in group g the codes
+// 4g..4g+3 of each row.
 inline void store_panel(const Bytes32 (&rows)[F32::kWidth], std::uint8_t* panel) {
   std::memcpy(panel, rows[0].v, 32);
 }
@@ -87,19 +85,13 @@ void store_nibble_panel(const std::uint8_t* p, std::int64_t, std::uint8_t* panel
   }
 }
 
-struct PanelRows {   // a panel, in registers
-  Bytes32 v;
-  static PanelRows load(const std::uint8_t* panel) { return {Bytes32::load(panel)}; }
-};
-
 // Products of 32 codes with 32 int8 activations in [-127, 127], added up within each quarter of 8 or more
 // finely; the sums are exact.
 struct Partial {
   std::int32_t quarter[4];
 };
 
-// The sums of kWidth rows, lane r for p[r], and what their arithmetic needs to know: no code has a
-// magnitude above kMax. `whole`: of all 32 columns. `halves`: of columns 0..15 and of 16..31.
+// The sums of kWidth rows, lane r for p[r]; no code has a magnitude above Product::kMax. `whole`: of all 32 columns. `halves`: of columns 0..15 and of 16..31.
 // `nibbles`: of kWidth rows whose 16 bytes at p + r * stride hold the codes, against activations in the order
 // of the nibbles; two sums are those of the nibbles of bytes 0..7 and of bytes 8..15.
 template <class Product>
@@ -124,34 +116,52 @@ struct Sums {
     out[0].v = sums.quarter[0] + sums.quarter[2];
     out[1].v = sums.quarter[1] + sums.quarter[3];
   }
-  // out[i], lane r = panel row r . x over the i-th of kParts equal ranges of columns.
-  template <int kParts>
-  static void panel(const PanelRows& w, const std::int8_t* x, I32 (&out)[kParts]) {
-    const Partial p = Product::dot(w.v, Bytes32::load(x));
-    for (int i = 0; i < kParts; ++i) out[i].v = 0;
-    for (int i = 0; i < 4; ++i) out[i * kParts / 4].v += p.quarter[i];
-  }
 };
 
-template <class Code>
+// What a panel keeps of 32 columns of kWidth rows: store_panel writes to `codes`, then comes `finish`.
+template <class Product, int kParts>
+struct PanelBlock {
+  std::uint8_t codes[32];
+  void finish() {}
+};
+
+// 32 activations of a token, and the same plus 128.
+struct PanelToken {
+  const std::int8_t* q;
+  const std::uint8_t* raised;
+};
+
+// out[r][i], lane l = (row l of block r, less the code of zero) . x over the i-th of kParts equal ranges of
+// columns. A panel has blocks of Product::kPanelGroups groups of rows, which share what is loaded of a token.
+template <class Product, int kParts, int kGroups>
+FT_INLINE void panel_dot(const PanelBlock<Product, kParts>* const (&blocks)[kGroups], const PanelToken& x,
+               I32 (&out)[kGroups][kParts]) {
+  for (int r = 0; r < kGroups; ++r) {
+    for (int i = 0; i < kParts; ++i) out[r][i].v = 0;
+    for (int c = 0; c < 32; ++c) {
+      out[r][c * kParts / 32].v += (Product::code(blocks[r]->codes[c]) - Product::kZero) * x.q[c];
+    }
+  }
+}
+
+template <class Product>
 Partial products(const Bytes32& w, const Bytes32& x) {
   Partial p = {};
-  for (int i = 0; i < 32; ++i) {
-    const std::int32_t code = static_cast<Code>(w.v[i]);
-    p.quarter[i / 8] += code * static_cast<std::int8_t>(x.v[i]);
-  }
+  for (int i = 0; i < 32; ++i) p.quarter[i / 8] += Product::code(w.v[i]) * static_cast<std::int8_t>(x.v[i]);
   return p;
 }
 
-template <int kMaxCode>   // codes 0..kMaxCode, at most 64
+template <int kMaxCode, int kZeroCode = 0>   // codes 0..kMaxCode, at most 64; kZeroCode means zero
 struct Unsigned {
-  static constexpr int kMax = kMaxCode;
-  static Partial dot(Bytes32 w, Bytes32 x) { return products<std::uint8_t>(w, x); }
+  static constexpr int kMax = kMaxCode, kZero = kZeroCode, kPanelGroups = 2;
+  static std::int32_t code(std::uint8_t byte) { return byte; }
+  static Partial dot(Bytes32 w, Bytes32 x) { return products<Unsigned>(w, x); }
 };
 
 struct Signed {   // codes -128..127
-  static constexpr int kMax = 128;
-  static Partial dot(Bytes32 w, Bytes32 x) { return products<std::int8_t>(w, x); }
+  static constexpr int kMax = 128, kZero = 0, kPanelGroups = 1;
+  static std::int32_t code(std::uint8_t byte) { return static_cast<std::int8_t>(byte); }
+  static Partial dot(Bytes32 w, Bytes32 x) { return products<Signed>(w, x); }
 };
 
 }  // namespace ft::isa_scalar

@@ -12,5 +12,6 @@
 #define FT_QUOTE_(a) #a
 #define FT_QUOTE(a) FT_QUOTE_(a)
 #define FT_ISA_NAMESPACE FT_JOIN(isa_, FT_ISA)
+#define FT_INLINE inline __attribute__((always_inline))   // where a call costs more than the work
 
 #include FT_QUOTE(simd/FT_JOIN(FT_ISA, _int8).h)   // and with it the other primitives

@@ -3,6 +3,8 @@
 // Their meaning: simd/scalar_int8.h.
 #pragma once
 
+#include <concepts>
+
 #include "simd/int8_256.h"
 
 namespace ft::FT_ISA_NAMESPACE {
@@ -22,8 +24,39 @@ struct Products : Codes {
   static Partial dot(Bytes32 w, Bytes32 x) { return {fours<1>(&w.v, [&](int) { return x.v; })}; }
 };
 
-template <int kMaxCode>
-using Unsigned = Products<UnsignedCodes<kMaxCode>>;
-using Signed = Products<SignedCodes>;
+template <int kMaxCode, int kZeroCode = 0>
+struct Unsigned : Products<UnsignedCodes<kMaxCode, kZeroCode>> {};
+struct Signed : Products<SignedCodes> {};
+
+template <class Product, int kParts, int kGroups>
+FT_INLINE void panel_dot(const PanelBlock<Product, kParts>* const (&blocks)[kGroups], const PanelToken& x,
+               I32 (&out)[kGroups][kParts]) {
+  constexpr int kPart = 8 / kParts;
+#pragma GCC unroll 2
+  for (int i = 0; i < kParts; ++i) {
+#pragma GCC unroll 2
+    for (int r = 0; r < kGroups; ++r) out[r][i].v = blocks[r]->surplus[i];
+#pragma GCC unroll 8
+    for (int g = i * kPart; g < (i + 1) * kPart; ++g) {
+      const __m256i four = broadcast_4(x.raised + 4 * g);
+#pragma GCC unroll 2
+      for (int r = 0; r < kGroups; ++r) out[r][i].v = dpbusd(out[r][i].v, four, blocks[r]->group(g));
+    }
+  }
+}
+
+// The codes stay in registers while the tokens pass.
+template <class Product, int kParts>
+  requires std::same_as<Product, Signed>
+FT_INLINE void panel_dot(const PanelBlock<Product, kParts>* const (&blocks)[1], const PanelToken& x, I32 (&out)[1][kParts]) {
+  constexpr int kPart = 8 / kParts;
+  __m256i codes[8];
+  for (int g = 0; g < 8; ++g) codes[g] = _mm256_load_si256(reinterpret_cast<const __m256i*>(blocks[0]->codes) + g);
+#pragma GCC unroll 2
+  for (int i = 0; i < kParts; ++i) {
+    const std::int8_t* from = x.q + i * kPart * 4;
+    out[0][i].v = Product::template fours<kPart>(codes + i * kPart, [&](int g) { return broadcast_4(from + 4 * g); });
+  }
+}
 
 }  // namespace ft::FT_ISA_NAMESPACE

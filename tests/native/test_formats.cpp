@@ -20,6 +20,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 struct Prepared {
   std::vector<float> f32;
   weights::Int8 int8;
+  std::vector<std::uint8_t> raised;
   ft::Activations view;
 
   Prepared(const KernelSet& kernels, std::vector<float> x, std::int64_t cols) : f32(std::move(x)) {
@@ -35,6 +36,8 @@ struct Prepared {
     view.q = int8.q.data();
     view.d = int8.d.data();
     view.sum = int8.sum.data();
+    for (const std::int8_t q : int8.q) raised.push_back(static_cast<std::uint8_t>(q + 128));
+    view.raised = raised.data();
   }
 };
 

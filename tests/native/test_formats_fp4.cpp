@@ -24,6 +24,7 @@ struct Prepared {
   std::vector<float> given, f32, d;
   std::vector<std::int8_t> q;
   std::vector<std::int32_t> sum;
+  std::vector<std::uint8_t> raised;
   ft::Activations view;
 
   Prepared(const ft::FormatKernels& format, std::vector<float> x, std::int64_t cols)
@@ -32,7 +33,8 @@ struct Prepared {
       format.prepare(given.data() + at, cols,
                      {f32.data() + at, q.data() + at, d.data() + at / 32, sum.data() + at / 16});
     }
-    view = {cols, f32.data(), q.data(), d.data(), sum.data()};
+    for (const std::int8_t x8 : q) raised.push_back(static_cast<std::uint8_t>(x8 + 128));
+    view = {cols, f32.data(), q.data(), d.data(), sum.data(), raised.data()};
   }
 };
 
