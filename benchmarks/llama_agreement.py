@@ -2,9 +2,10 @@
 
     python benchmarks/llama_agreement.py --llama-python VENV/bin/python
 
-Both read the same file and the same tokens. Stated: how often both have the same likeliest token,
-and the Kullback-Leibler divergence of our distribution from llama.cpp's. The Q4_0 file is made by
-`ft convert` from the demo model.
+All read the same file and the same tokens. Stated: how often two sides have the same likeliest
+token, and the Kullback-Leibler divergence of their distributions. With several Pythons, which have
+llama.cpp built in different ways, it also says how far those are from each other. The files are
+made by `ft convert` from the demo model.
 """
 
 from __future__ import annotations
@@ -27,36 +28,76 @@ from freetoken.demo import ensure_demo_model
 _TEXT = Path(__file__).with_name("agreement_text.txt")
 
 
-def agreement(model: Path, llama_python: Path, folder: Path) -> dict[str, Any]:
-    """Figures over all tokens of the text."""
-    text = _TEXT.read_text()
+def _ours(model: Path) -> tuple[list[int], torch.Tensor, int]:
+    """Tokens of the text, the logits after each, and our threads."""
     with LLM(model, strategy="cpu") as llm:
-        tokens = llm.tokenizer.encode(text)
-        ours = llm.logits(tokens).double()
-        threads = llm.stats().config.threads
+        tokens = llm.tokenizer.encode(_TEXT.read_text())
+        return tokens, llm.logits(tokens).double(), llm.stats().config.threads
+
+
+def _theirs(
+    python: Path, model: Path, tokens: list[int], threads: int, folder: Path
+) -> tuple[torch.Tensor, bool]:
+    """llama.cpp's logits, and whether it makes the same tokens of the text."""
     out = folder / "logits.npy"
-    with LlamaProcess(llama_python, model, threads, len(tokens) + 16) as llama:
-        same_tokens = llama.ask("tokenize", text=text)["tokens"] == tokens
+    with LlamaProcess(python, model, threads, len(tokens) + 16) as llama:
+        same = llama.ask("tokenize", text=_TEXT.read_text())["tokens"] == tokens
         llama.ask("logits", tokens=tokens, out=str(out))
-    theirs = torch.from_numpy(np.load(out)).double()
-    p, q = theirs.log_softmax(-1), ours.log_softmax(-1)
+    return torch.from_numpy(np.load(out)).double(), same
+
+
+def agreement(reference: torch.Tensor, other: torch.Tensor) -> dict[str, Any]:
+    """Figures over all tokens, logits float64 [T, vocab]; the divergence is that of `other`."""
+    p, q = reference.log_softmax(-1), other.log_softmax(-1)
     divergence = (p.exp() * (p - q)).sum(-1)
     return {
-        "tokens": len(tokens),
-        "same_tokens": same_tokens,
-        "top1_agreement": float((ours.argmax(-1) == theirs.argmax(-1)).double().mean()),
+        "tokens": len(reference),
+        "top1_agreement": float((other.argmax(-1) == reference.argmax(-1)).double().mean()),
         "kl_mean": float(divergence.mean()),
         "kl_max": float(divergence.max()),
-        "logit_rms": float((ours - theirs).square().mean().sqrt()),
-        "logit_std": float(theirs.std()),
+        "logit_rms": float((other - reference).square().mean().sqrt()),
+        "logit_std": float(reference.std()),
     }
+
+
+def compare(model: Path, llama_pythons: list[Path], folder: Path) -> dict[str, Any]:
+    """Ours beside each build of llama.cpp, and the builds beside the first of them."""
+    tokens, ours, threads = _ours(model)
+    builds = [_theirs(python, model, tokens, threads, folder) for python in llama_pythons]
+    if not all(same for _, same in builds):
+        raise SystemExit(f"{model}: llama.cpp makes other tokens of {_TEXT.name}")
+    found = {}
+    for i, (logits, _) in enumerate(builds):
+        found[f"FreeToken, build {i + 1}"] = agreement(logits, ours)
+        if i > 0:
+            found[f"build {i + 1}, build 1"] = agreement(builds[0][0], logits)
+    return found
+
+
+def table(results: dict[str, Any]) -> str:
+    """By format, what `compare` found."""
+    header = ("experts", "sides", "tokens", "same top-1", "mean KL", "largest KL", "RMS difference")
+    rows = [
+        (
+            fmt,
+            sides,
+            r["tokens"],
+            f"{100 * r['top1_agreement']:.1f}%",
+            f"{r['kl_mean']:.2e}",
+            f"{r['kl_max']:.2e}",
+            f"{r['logit_rms']:.4f} of {r['logit_std']:.2f}",
+        )
+        for fmt, pairs in results.items()
+        for sides, r in pairs.items()
+    ]
+    return markdown_table(header, rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--llama-python", type=Path, required=True)
+    parser.add_argument("--llama-python", type=Path, required=True, nargs="+")
     parser.add_argument("--model", type=Path, help="instead of the demo model")
     parser.add_argument("--formats", nargs="+", default=["Q8_0", "Q4_0"])
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
@@ -69,22 +110,10 @@ def main() -> None:
         for fmt in args.formats:
             path = folder / f"{fmt}.gguf"
             convert(source, path, experts=fmt, dense=None)
-            results[fmt] = agreement(path, args.llama_python, folder)
+            results[fmt] = compare(path, args.llama_python, folder)
             path.unlink()
-    rows = [
-        (
-            fmt,
-            r["tokens"],
-            f"{100 * r['top1_agreement']:.1f}%",
-            f"{r['kl_mean']:.2e}",
-            f"{r['kl_max']:.2e}",
-            f"{r['logit_rms']:.4f} of {r['logit_std']:.2f}",
-        )
-        for fmt, r in results.items()
-    ]
     write_json(args.json, {"machine": machine, "agreement": results})
-    header = ("experts", "tokens", "same top-1", "mean KL", "largest KL", "logits' RMS difference")
-    sys.stdout.write(f"{describe_line(machine)}\n\n{markdown_table(header, rows)}\n")
+    sys.stdout.write(f"{describe_line(machine)}\n\n{table(results)}\n")
 
 
 if __name__ == "__main__":

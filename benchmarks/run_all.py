@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import llama_agreement
 import overhead
 import vs_llama_cpp
-from llama_agreement import agreement
 from machine import describe, describe_line, markdown_table, write_json
 from synthetic import write_synthetic
 
@@ -71,7 +71,7 @@ def models(args: argparse.Namespace) -> tuple[str, list[Any]]:
         results.append(
             vs_llama_cpp.compare(
                 path,
-                args.llama_python,
+                args.llama_python[0],
                 prefill=[512, 128],
                 decode=128,
                 runs=args.runs,
@@ -88,12 +88,8 @@ def agreements(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         path = args.folder / f"demo-{fmt}.gguf"
         if not path.exists():
             convert(source, path, experts=fmt)
-        results[fmt] = agreement(path, args.llama_python, args.folder)
-    rows = [
-        (fmt, r["tokens"], f"{100 * r['top1_agreement']:.1f}%", f"{r['kl_mean']:.2e}")
-        for fmt, r in results.items()
-    ]
-    return markdown_table(("experts", "tokens", "same top-1", "mean KL"), rows), results
+        results[fmt] = llama_agreement.compare(path, args.llama_python, args.folder)
+    return llama_agreement.table(results), results
 
 
 def overheads(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
@@ -112,7 +108,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--folder", type=Path, required=True, help="for the synthetic files")
-    parser.add_argument("--llama-python", type=Path, required=True)
+    parser.add_argument(
+        "--llama-python", type=Path, required=True, nargs="+", help="the first is timed"
+    )
     parser.add_argument("--out", type=Path, required=True, help="without suffix")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int)
