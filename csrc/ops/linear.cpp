@@ -44,9 +44,10 @@ class LinearTask final : public Task {
     teams_ = teams;
     slices_ = std::vector<Slice>(teams.size());
     for (std::size_t team = 0; team < teams.size(); ++team) {
+      slices_[team].runs.reserve(parts_.size());
       for (const LinearPart& part : parts_) {
         const Rows rows = row_slice(teams, team, part.w->rows);
-        slices_[team].runs.push_back({&part, rows.begin, tiles_of(rows.end - rows.begin, kTileRows) * token_tiles_});
+        slices_[team].runs.push_back({part, rows.begin, tiles_of(rows.end - rows.begin, kTileRows) * token_tiles_});
       }
     }
   }
@@ -70,14 +71,14 @@ class LinearTask final : public Task {
     PreparedRows rows;
   };
 
-  struct Tile {
-    const LinearPart* part;   // null: there are no more
-    std::int64_t row, token;
+  struct Run {   // the tiles of a team's rows of a part, from `row` on
+    const LinearPart& part;
+    std::int64_t row, tiles;
   };
 
-  struct Run {   // the tiles of a team's rows of a part, from `row` on
-    const LinearPart* part;
-    std::int64_t row, tiles;
+  struct Tile {
+    const Run* run;   // null: there are no more
+    std::int64_t row, token;
   };
 
   struct Slice {
@@ -88,7 +89,7 @@ class LinearTask final : public Task {
   Tile tile(const Slice& slice, std::int64_t i) const {   // of all parts, one after the other
     for (const Run& run : slice.runs) {
       if (i < run.tiles) {
-        return {run.part, run.row + i / token_tiles_ * kTileRows, i % token_tiles_ * tile_tokens_};
+        return {&run, run.row + i / token_tiles_ * kTileRows, i % token_tiles_ * tile_tokens_};
       }
       i -= run.tiles;
     }
@@ -98,15 +99,17 @@ class LinearTask final : public Task {
   // A tile is taken before the one at hand is worked on, so that its beginning can be fetched meanwhile.
   void multiply_slice(Slice& slice) {
     Tile next = tile(slice, slice.next_tile.take());
-    while (next.part != nullptr) {
+    while (next.run != nullptr) {
       const Tile now = next;
       next = tile(slice, slice.next_tile.take());
-      multiply(*now.part, now.row, kTileRows, now.token, tile_tokens_, codes_of(next));
+      multiply(now.run->part, now.row, kTileRows, now.token, tile_tokens_, codes_of(next));
     }
   }
 
   static const std::uint8_t* codes_of(const Tile& tile) {
-    return tile.part == nullptr ? nullptr : tile.part->w->codes + tile.row * tile.part->w->code_row_stride;
+    if (tile.run == nullptr) return nullptr;
+    const PackedMatrix& w = *tile.run->part.w;
+    return w.codes + tile.row * w.code_row_stride;
   }
 
   const Form* form_of(const FormatKernels& format) const {

@@ -254,15 +254,15 @@ TEST(expert_rows_are_placed_where_threads_take_them_first) {
 }
 
 TEST(a_matrix_is_placed_where_threads_take_its_rows_first) {
-  const std::vector<Weights> matrix{weights::random_weights(Format::F32, 2100, 64, 61)};   // several pieces
+  const Weights w = random_weights(Format::F32, 2100, 64, 61);   // several pieces
   const std::vector<float> x = random_floats(2 * 64, 62);
   for (const Machine& machine : {kTwo, kThree}) {
     ft::ThreadPool pool(places_on(machine.nodes, 0));
     Placed placed(pool);
-    ft::place(pool, matrix[0].matrix, placed.touch());
+    ft::place(pool, w.matrix, placed.touch());
     placed.check_lanes();
-    placed.check(matrix[0].matrix);
-    linear(pool, recording_kernels(pool.size()), matrix, x, 2);
+    placed.check(w.matrix);
+    linear(pool, recording_kernels(pool.size()), {&w, 1}, x, 2);
     placed.check_calls([](const std::uint8_t*) { return 0; }, 1);
   }
 }
