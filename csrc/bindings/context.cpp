@@ -12,6 +12,7 @@
 
 #include "core/topology.h"
 #include "ops/kernel_set.h"
+#include "ops/placement.h"
 #include "ops/read_bandwidth.h"
 
 namespace ft::py {
@@ -126,8 +127,20 @@ Context::Context(std::optional<int> threads, const std::optional<std::string>& i
     throw nb::value_error(("threads: found " + std::to_string(*threads) + ", expected 1 to " +
                            std::to_string(kMaxThreads)).c_str());
   }
-  cpus_ = plan_threads(threads.value_or(0), physical_cpus(allowed_cpus()), cpu_quota());
-  pool_ = std::make_shared<ThreadPool>(cpus_);
+  places_ = plan_threads(threads.value_or(0), physical_cores(allowed_cpus()), cpu_quota());
+  pool_ = std::make_shared<ThreadPool>(places_);
+}
+
+std::vector<int> Context::cpus() const {
+  std::vector<int> cpus;
+  for (const Place& place : places_) cpus.push_back(place.cpu);
+  return cpus;
+}
+
+std::vector<int> Context::nodes() const {
+  std::vector<int> nodes;
+  for (const Place& place : places_) nodes.push_back(place.node);
+  return nodes;
 }
 
 const char* Context::isa() const { return kernels_->isa; }
@@ -148,6 +161,18 @@ std::shared_ptr<ThreadPool> Context::pool() const {
 void Context::close() {
   auto last = std::move(pool_);   // work under way holds the pool too, and is finished first
   unlocked([&] { last.reset(); });
+}
+
+void Context::place(nb::handle_t<Bank> bank, bool mapped) const {
+  const ExpertBank& experts = nb::cast<const Bank&>(bank).bank;
+  const auto pool = this->pool();
+  unlocked([&] { ft::place(*pool, *kernels_, experts, mapped ? Memory::Mapped : Memory::Fresh); });
+}
+
+void Context::place_matrix(nb::handle_t<Matrix> matrix) const {
+  const PackedMatrix& w = nb::cast<const Matrix&>(matrix).packed;
+  const auto pool = this->pool();
+  unlocked([&] { ft::place(*pool, w, Memory::Mapped); });
 }
 
 void Context::linear(nb::tuple matrices, Array x_array, nb::tuple biases, nb::tuple outs) const {
@@ -331,7 +356,7 @@ void Context::experts(nb::handle_t<Bank> bank, Array x, Array weights, Array ids
           [kernels = kernels_, args = call.args(), ids = indices(call.ids), experts = call.bank.experts()](
               ThreadPool& pool) {
             ids.check(-1, experts);
-            const auto task = make_expert_task(*kernels, args, pool.size());
+            const auto task = make_expert_task(*kernels, args, pool.teams());
             pool.run(*task);
           });
 }
@@ -385,7 +410,7 @@ std::unique_ptr<Pending> Context::experts_submit(nb::handle_t<Bank> bank, Array 
   std::shared_ptr<ThreadPool::Ticket> ticket;
   unlocked([&] {
     if (call.has_routes()) {
-      ticket = pool->submit(make_expert_task(*kernels_, call.args(), pool->size()));
+      ticket = pool->submit(make_expert_task(*kernels_, call.args(), pool->teams()));
     } else {   // nothing to compute: no worker is woken
       std::fill_n(call.out.data(), call.out.size(), 0.0);
       ticket = ThreadPool::completed();
@@ -423,8 +448,14 @@ void bind_context(nb::module_& module) {
       .def_prop_ro("isa", &Context::isa)
       .def_prop_ro("threads", &Context::threads)
       .def_prop_ro("cpus", &Context::cpus, "The CPU of each thread; -1: not pinned.")
+      .def_prop_ro("nodes", &Context::nodes, "The NUMA node of each thread; 0 for one that is not pinned.")
       .def_prop_ro("formats", &Context::formats, "Names of the weight formats that have kernels here.")
       .def("close", &Context::close, "Finish what was submitted and end the threads.")
+      .def("place", &Context::place, nb::arg("bank"), nb::arg("mapped"),
+           "Have each page of the experts touched first by a thread of the NUMA node that will read it, where "
+           "the threads have more than one. mapped: they are a file's bytes, only read here; else memory that "
+           "nobody else uses yet.")
+      .def("place_matrix", &Context::place_matrix, nb::arg("matrix"), "The same for a matrix of a mapped file.")
       .def("linear", &Context::linear, nb::arg("matrices"), nb::arg("x"), nb::arg("biases"), nb::arg("outs"),
            nb::sig("def linear(self, matrices: tuple[Matrix, ...], x: torch.Tensor | "
                    "numpy.typing.NDArray[typing.Any], biases: tuple[typing.Any, ...], outs: tuple[typing.Any, ...]) "

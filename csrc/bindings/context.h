@@ -16,6 +16,7 @@
 #include "bindings/weights.h"
 #include "ops/kernel_set.h"
 #include "core/pool.h"
+#include "core/topology.h"
 #include "ops/ops.h"
 
 namespace ft::py {
@@ -50,10 +51,14 @@ class Context {
   Context(std::optional<int> threads, const std::optional<std::string>& isa, Precision activations);
 
   const char* isa() const;
-  const std::vector<int>& cpus() const { return cpus_; }
-  int threads() const { return static_cast<int>(cpus_.size()); }
+  std::vector<int> cpus() const;
+  std::vector<int> nodes() const;
+  int threads() const { return static_cast<int>(places_.size()); }
   std::vector<std::string> formats() const;
   void close();
+
+  void place(nb::handle_t<Bank> bank, bool mapped) const;
+  void place_matrix(nb::handle_t<Matrix> matrix) const;
 
   void linear(nb::tuple matrices, Array x, nb::tuple biases, nb::tuple outs) const;
   void embed(nb::handle_t<Matrix> w, Array ids, Array out) const;
@@ -83,7 +88,7 @@ class Context {
   void perform(std::initializer_list<nb::handle> uses, std::function<void(ThreadPool&)> work) const;
   std::shared_ptr<ThreadPool> pool() const;   // RuntimeError if closed
 
-  std::vector<int> cpus_;
+  std::vector<Place> places_;
   const KernelSet* kernels_;
   std::shared_ptr<ThreadPool> pool_;
   std::shared_ptr<Recording> recording_;   // null: none under way

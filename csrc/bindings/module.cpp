@@ -12,8 +12,14 @@ NB_MODULE(_native, module) {
   module.doc() = "The native core: worker pool, kernels and the CPU operators.";
   module.def("detected_isas", &ft::host_isas,
              "Instruction sets with kernels in this build that this host can run, best last.");
-  module.def("physical_cpus", [] { return ft::physical_cpus(ft::allowed_cpus()); },
-             "One logical CPU per physical core inside the affinity mask.");
+  module.def(
+      "physical_cpus",
+      [] {
+        std::vector<int> cpus;
+        for (const ft::Place& core : ft::physical_cores(ft::allowed_cpus())) cpus.push_back(core.cpu);
+        return cpus;
+      },
+      "One logical CPU per physical core inside the affinity mask, by NUMA node.");
   ft::py::bind_weights(module);
   ft::py::bind_context(module);
 }

@@ -14,6 +14,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "core/topology.h"
@@ -219,18 +220,44 @@ bool pin(std::thread& thread, int cpu) {
   return error == 0;
 }
 
-// A caller that runs on the processor of a spinning worker would keep that worker, and so itself, from the
-// task. Moves the calling thread to `home`; which processors it may use remains as it was.
-void move_off(std::span<const int> taken, int home) {
-  const int here = sched_getcpu();
-  if (here < 0 || home < 0 || std::find(taken.begin(), taken.end(), here) == taken.end()) return;
+// Whether the calling thread runs on a processor of another NUMA node.
+bool away_from(int node) {
+  unsigned here = 0;
+  return syscall(SYS_getcpu, nullptr, &here, nullptr) == 0 && static_cast<int>(here) != node;
+}
+
+// Moves the calling thread to `cpu`; which processors it may use remains as it was.
+void move_to(int cpu) {
   cpu_set_t before, only;
-  if (home >= CPU_SETSIZE || pthread_getaffinity_np(pthread_self(), sizeof before, &before) != 0) return;
-  if (!CPU_ISSET(home, &before)) return;
+  if (cpu >= CPU_SETSIZE || pthread_getaffinity_np(pthread_self(), sizeof before, &before) != 0) return;
+  if (!CPU_ISSET(cpu, &before)) return;
   CPU_ZERO(&only);
-  CPU_SET(home, &only);
+  CPU_SET(cpu, &only);
   if (pthread_setaffinity_np(pthread_self(), sizeof only, &only) != 0) return;
   pthread_setaffinity_np(pthread_self(), sizeof before, &before);
+}
+
+// Neighbours of one node.
+std::vector<Team> teams_of(std::span<const Place> places) {
+  std::vector<Team> teams;
+  for (int lane = 0; lane < static_cast<int>(places.size()); ++lane) {
+    const int node = places[static_cast<std::size_t>(lane)].node;
+    if (teams.empty() || teams.back().node != node) teams.push_back({node, lane, 0});
+    ++teams.back().lanes;
+  }
+  return teams;
+}
+
+std::vector<int> cpus_of(std::span<const Place> places) {
+  std::vector<int> cpus;
+  for (const Place& place : places) cpus.push_back(place.cpu);
+  return cpus;
+}
+
+std::vector<Place> on_one_node(std::span<const int> cpus) {
+  std::vector<Place> places;
+  for (const int cpu : cpus) places.push_back({cpu});
+  return places;
 }
 
 class SoloLane final : public Lane {
@@ -243,17 +270,18 @@ class SoloLane final : public Lane {
 }  // namespace
 
 struct ThreadPool::Impl {
-  explicit Impl(std::span<const int> cpus);
+  explicit Impl(std::span<const Place> places);
   ~Impl() { close(); }
   void work(int index, Feed& feed, Feed::Cursor cursor);
   void close();
-  void leave_workers_alone() const { move_off(std::span(cpus).subspan(1), cpus.front()); }
+  void come_home() const;
   void post(const TicketPtr& ticket, bool to_thread0);
 
   const pid_t process = getpid();
   const int size;
   const bool spin;
   const std::vector<int> cpus;
+  const std::vector<Team> teams;
   const std::shared_ptr<std::atomic<int>> submitted = std::make_shared<std::atomic<int>>(0);
   int pinned = 0;
   std::mutex mutex;   // guards the ends of both feeds: a ticket has one place in the order
@@ -262,11 +290,12 @@ struct ThreadPool::Impl {
   std::vector<std::thread> threads;
 };
 
-ThreadPool::Impl::Impl(std::span<const int> cpus)
-    : size(static_cast<int>(cpus.size())),
+ThreadPool::Impl::Impl(std::span<const Place> places)
+    : size(static_cast<int>(places.size())),
       // With more threads than processors a spinning thread keeps another one from its work.
-      spin(cpus.size() <= allowed_cpus().size()),
-      cpus(cpus.begin(), cpus.end()) {
+      spin(places.size() <= allowed_cpus().size()),
+      cpus(cpus_of(places)),
+      teams(teams_of(places)) {
   if (cpus.empty()) throw std::invalid_argument("a thread pool needs at least one thread");
   threads.reserve(cpus.size());
   const BlockSignals blocked;
@@ -290,6 +319,16 @@ void ThreadPool::Impl::work(int index, Feed& feed, Feed::Cursor cursor) {
   }
 }
 
+// A caller is lane 0 and belongs where thread 0 is. On the processor of a spinning worker it would keep that
+// worker, and so itself, from the task; on another node it would read its slices from afar.
+void ThreadPool::Impl::come_home() const {
+  const int home = cpus.front();
+  const int here = sched_getcpu();
+  if (here < 0 || home < 0 || here == home) return;
+  const bool on_a_worker = std::find(cpus.begin() + 1, cpus.end(), here) != cpus.end();
+  if (on_a_worker || (teams.size() > 1 && away_from(teams.front().node))) move_to(home);
+}
+
 void ThreadPool::Impl::close() {
   {
     const std::lock_guard lock(mutex);
@@ -308,7 +347,8 @@ void ThreadPool::Impl::post(const TicketPtr& ticket, bool to_thread0) {
   if (to_thread0) lead.push(ticket);
 }
 
-ThreadPool::ThreadPool(std::span<const int> cpus) : impl_(std::make_unique<Impl>(cpus)) {}
+ThreadPool::ThreadPool(std::span<const Place> places) : impl_(std::make_unique<Impl>(places)) {}
+ThreadPool::ThreadPool(std::span<const int> cpus) : ThreadPool(on_one_node(cpus)) {}
 ThreadPool::~ThreadPool() {
   // Threads do not survive a fork: in the child there is nobody to join, and the memory is left alone.
   if (impl_->process != getpid()) static_cast<void>(impl_.release());
@@ -316,13 +356,14 @@ ThreadPool::~ThreadPool() {
 
 int ThreadPool::size() const { return impl_->size; }
 int ThreadPool::pinned() const { return impl_->pinned; }
+std::span<const Team> ThreadPool::teams() const { return impl_->teams; }
 
 void ThreadPool::run(Task& task) {
   if (impl_->size == 1) {
     SoloLane lane;
     return task.run(lane);
   }
-  impl_->leave_workers_alone();
+  impl_->come_home();
   const auto ticket = std::make_shared<Ticket>(&task, nullptr, impl_->size, impl_->spin, impl_->submitted);
   ticket->claim_lane0();
   impl_->post(ticket, false);
@@ -346,7 +387,7 @@ std::shared_ptr<ThreadPool::Ticket> ThreadPool::completed() {
 
 void ThreadPool::wait(Ticket& ticket) {
   if (!ticket.done() && ticket.claim_lane0()) {
-    impl_->leave_workers_alone();
+    impl_->come_home();
     ticket.run_lane(0);
   }
   ticket.await_done();

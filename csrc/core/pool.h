@@ -7,6 +7,9 @@
 #include <memory>
 #include <span>
 
+#include "core/teams.h"
+#include "core/topology.h"
+
 namespace ft {
 
 class Lane {
@@ -39,15 +42,17 @@ class TileCounter {
 // not survive fork(): the child has no worker threads.
 class ThreadPool {
  public:
-  // One thread per entry of `cpus`, pinned to that logical CPU, or left to the scheduler if it is
-  // negative. Where the system refuses to pin, the thread runs unpinned (see pinned()).
-  explicit ThreadPool(std::span<const int> cpus);
+  // One thread per place, pinned to its logical CPU, or left to the scheduler if that is negative. Where
+  // the system refuses to pin, the thread runs unpinned (see pinned()). Neighbours of one node are a team.
+  explicit ThreadPool(std::span<const Place> places);
+  explicit ThreadPool(std::span<const int> cpus);   // all of one node
   ~ThreadPool();   // finishes what was submitted, then joins
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int size() const;
   int pinned() const;   // how many of the threads are pinned
+  std::span<const Team> teams() const;   // of lanes; never empty
 
   // Runs the task with the caller as lane 0 and the pool's other threads as lanes 1..n-1. What any
   // lane throws is rethrown here.

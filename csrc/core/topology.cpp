@@ -4,11 +4,13 @@
 #include <charconv>
 #include <cmath>
 #include <fstream>
+#include <map>
 #include <set>
 #include <sstream>
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include <errno.h>
 #include <sched.h>
@@ -61,6 +63,25 @@ std::vector<int> siblings_of(int cpu, const fs::path& root) {
     }
   }
   return {cpu};
+}
+
+// The NUMA node of each CPU that /sys assigns to one.
+std::map<int, int> nodes_of_cpus(const fs::path& root) {
+  std::map<int, int> nodes;
+  std::error_code missing;   // a kernel without NUMA has no such directory: the iterator is then at its end
+  for (const fs::directory_entry& entry : fs::directory_iterator(root / "sys/devices/system/node", missing)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with("node")) continue;
+    const auto node = parse<int>(std::string_view(name).substr(4));
+    if (!node) continue;
+    for (const int cpu : parse_cpu_list(first_line(entry.path() / "cpulist").value_or(""))) nodes[cpu] = *node;
+  }
+  return nodes;
+}
+
+void sort_by_node(std::vector<Place>& places) {
+  std::sort(places.begin(), places.end(),
+            [](const Place& a, const Place& b) { return std::pair(a.node, a.cpu) < std::pair(b.node, b.cpu); });
 }
 
 // cgroup v2: "max 100000" or "150000 100000".
@@ -118,15 +139,18 @@ std::vector<int> allowed_cpus() {
   throw std::system_error(EINVAL, std::generic_category(), "sched_getaffinity");
 }
 
-std::vector<int> physical_cpus(std::span<const int> allowed, const fs::path& root) {
+std::vector<Place> physical_cores(std::span<const int> allowed, const fs::path& root) {
   const std::set<int> usable(allowed.begin(), allowed.end());
-  std::vector<int> cores;
+  const std::map<int, int> nodes = nodes_of_cpus(root);
+  std::vector<Place> cores;
   std::set<int> taken;
   for (const int cpu : usable) {
     if (taken.contains(cpu)) continue;
     for (const int sibling : siblings_of(cpu, root)) taken.insert(sibling);
-    cores.push_back(cpu);
+    const auto node = nodes.find(cpu);
+    cores.push_back({cpu, node == nodes.end() ? 0 : node->second});
   }
+  sort_by_node(cores);
   return cores;
 }
 
@@ -152,14 +176,21 @@ std::optional<double> cpu_quota(const fs::path& root) {
   return limit;
 }
 
-std::vector<int> plan_threads(int threads, std::span<const int> cores, std::optional<double> quota) {
+std::vector<Place> plan_threads(int threads, std::span<const Place> cores, std::optional<double> quota) {
   const int core_count = static_cast<int>(cores.size());
   const int granted = quota ? std::max(1, static_cast<int>(std::ceil(*quota))) : core_count;
   const int count = threads > 0 ? threads : std::min(core_count, granted);
   if (count > core_count || granted < core_count) {
-    return std::vector<int>(static_cast<std::size_t>(count), -1);
+    return std::vector<Place>(static_cast<std::size_t>(count), Place{-1});
   }
-  return std::vector<int>(cores.begin(), cores.begin() + count);
+  std::vector<std::pair<int, Place>> turns;   // the n-th core of every node comes in turn n
+  std::map<int, int> taken;
+  for (const Place& core : cores) turns.emplace_back(taken[core.node]++, core);
+  std::stable_sort(turns.begin(), turns.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<Place> places;
+  for (int i = 0; i < count; ++i) places.push_back(turns[static_cast<std::size_t>(i)].second);
+  sort_by_node(places);
+  return places;
 }
 
 }  // namespace ft

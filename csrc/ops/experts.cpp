@@ -3,24 +3,21 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "ops/experts_routes.h"
 #include "ops/kernel_set.h"
 #include "ops/ops.h"
 #include "ops/prepared_rows.h"
+#include "ops/tiles.h"
 
 namespace ft {
 namespace {
 
-// Rows of gate and up in one tile: whole blocks of the down projection's activations, so that the lane that
-// computed them can also prepare them.
-constexpr std::int64_t kTileRows = 32;
 // Gate and up outputs of one pass of tokens over a tile take 16 KiB of the stack.
 constexpr std::int64_t kTileFloats = 64 * kTileRows;
 // Most floats of one lane's down outputs: they should stay in L2 until they are summed.
 constexpr std::int64_t kScratchFloats = std::int64_t{1} << 16;
-
-constexpr std::int64_t tiles_of(std::int64_t n, std::int64_t tile) { return (n + tile - 1) / tile; }
 
 float factor_of(const ExpertPart& part, std::size_t expert) {
   float factor = 1.0f;
@@ -31,19 +28,9 @@ float factor_of(const ExpertPart& part, std::size_t expert) {
 }
 
 PackedMatrix matrix_of(const ExpertPart& part, std::int32_t expert) {
-  const auto e = static_cast<std::size_t>(expert);
-  return {
-      .format = part.format,
-      .rows = part.rows,
-      .cols = part.cols,
-      .codes = reinterpret_cast<const std::uint8_t*>(part.codes[e]),
-      .scales = reinterpret_cast<const std::uint8_t*>(part.scales[e]),
-      .code_row_stride = part.code_row_stride,
-      .code_block_stride = part.code_block_stride,
-      .scale_row_stride = part.scale_row_stride,
-      .scale_block_stride = part.scale_block_stride,
-      .factor = factor_of(part, e),
-  };
+  PackedMatrix matrix = part.matrix(static_cast<std::size_t>(expert));
+  matrix.factor = factor_of(part, static_cast<std::size_t>(expert));
+  return matrix;
 }
 
 const std::uint8_t* codes_at(const ExpertPart& part, std::int32_t expert, std::int64_t row) {
@@ -64,10 +51,11 @@ void add_bias(const KernelSet& kernels, const ExpertPart& part, std::int32_t exp
 //   gate_up   act(gate x) * (up x) of every route, tile by tile of an expert's rows
 //   down      for a tile of output rows, all routes' outputs, then each token's weighted sum
 // A part's bias is added to its product at once.
-// Routes are kept in grouped order in between.
+// Routes are kept in grouped order in between. In the last two each team has a slice of the rows, and a lane
+// takes tiles from its own team's before it helps with another's.
 class ExpertTask final : public Task {
  public:
-  ExpertTask(const KernelSet& kernels, const ExpertArgs& args, int lanes)
+  ExpertTask(const KernelSet& kernels, const ExpertArgs& args, std::span<const Team> teams)
       : kernels_(kernels),
         args_(args),
         gate_(kernels.format(args.bank->gate.format)),
@@ -75,10 +63,16 @@ class ExpertTask final : public Task {
         down_(kernels.format(args.bank->down.format)),
         hidden_(args.bank->gate.cols),
         inner_(args.bank->gate.rows),
-        lanes_(lanes),
-        tile_rows_(std::max<std::int64_t>(kTileRows, down_.activation_block)),
+        teams_(teams.begin(), teams.end()),
+        lanes_(teams.back().first + teams.back().lanes),
+        tile_rows_(inner_tile_rows(down_)),
         tile_tokens_(kTileFloats / tile_rows_),
-        routes_(args.tokens, args.top_k, static_cast<std::int64_t>(args.bank->gate.codes.size())) {
+        routes_(args.tokens, args.top_k, static_cast<std::int64_t>(args.bank->gate.codes.size())),
+        slices_(teams.size()) {
+    for (std::size_t team = 0; team < teams.size(); ++team) {
+      slices_[team].inner = inner_slice(teams, team, *args.bank, down_);
+      slices_[team].hidden = row_slice(teams, team, hidden_);
+    }
     const std::int64_t routes = args.tokens * args.top_k;
     gate_x_ = PreparedRows(gate_, args.tokens, hidden_);
     if (up_.prepare != gate_.prepare) up_x_ = PreparedRows(up_, args.tokens, hidden_);
@@ -86,11 +80,11 @@ class ExpertTask final : public Task {
     if (down_.prepare == nullptr) {
       inner_f32_ = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(routes * inner_));
     }
-    // A multiple of every kernel's row group, so that groups are whole.
+    // A multiple of every kernel's row group, so that groups are whole, and a part of kTileRows.
     const std::int64_t fitting = kScratchFloats / std::max<std::int64_t>(1, routes);
-    down_rows_ = std::clamp<std::int64_t>(fitting / 16 * 16, 16, 32);
+    down_rows_ = fitting < kTileRows ? kTileRows / 2 : kTileRows;
     scratch_floats_ = down_rows_ * routes;
-    scratch_ = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(scratch_floats_ * lanes));
+    scratch_ = std::make_unique_for_overwrite<float[]>(static_cast<std::size_t>(scratch_floats_ * lanes_));
   }
 
   void run(Lane& lane) override {
@@ -100,12 +94,23 @@ class ExpertTask final : public Task {
     }
     prepare(lane);
     lane.barrier();
-    const std::int64_t first_down = gate_up();
+    const std::size_t own = team_of(teams_, lane.index());
+    const std::int64_t first_down = slices_[own].next_down.take();
+    const std::uint8_t* down_codes = first_down_codes(slices_[own].hidden, first_down);
+    own_team_first(teams_, lane.index(), [&](std::size_t team) { gate_up(slices_[team], down_codes); });
     lane.barrier();
-    down(first_down, scratch_.get() + lane.index() * scratch_floats_);
+    float* scratch = scratch_.get() + lane.index() * scratch_floats_;
+    own_team_first(teams_, lane.index(), [&](std::size_t team) {
+      down(slices_[team], team == own ? first_down : slices_[team].next_down.take(), scratch);
+    });
   }
 
  private:
+  struct Slice {   // a team's rows of gate and up, and of down
+    Rows inner, hidden;
+    TileCounter next_gate_up, next_down;
+  };
+
   void prepare(Lane& lane) {
     if (lane.index() == 0) routes_.build(args_.ids, args_.weights);
     if (gate_.prepare == nullptr && up_.prepare == nullptr) return;
@@ -116,28 +121,26 @@ class ExpertTask final : public Task {
   }
 
   // A tile is taken before the one at hand is worked on, so that its beginning can be fetched meanwhile:
-  // memory does not fall idle from one stretch of weights to the next. Returns the first tile of `down`.
-  std::int64_t gate_up() {
-    const std::int64_t row_tiles = tiles_of(inner_, tile_rows_);
+  // memory does not fall idle from one stretch of weights to the next. `after`: what the lane reads then.
+  void gate_up(Slice& slice, const std::uint8_t* after) {
+    const Rows rows = slice.inner;
+    const std::int64_t row_tiles = tiles_of(rows.end - rows.begin, tile_rows_);
     const std::int64_t tiles = static_cast<std::int64_t>(routes_.groups().size()) * row_tiles;
     const auto group = [&](std::int64_t i) -> const GroupedRoutes::Group& {
       return routes_.groups()[static_cast<std::size_t>(i / row_tiles)];
     };
-    const auto row = [&](std::int64_t i) { return i % row_tiles * tile_rows_; };
-    const std::int64_t first_down = next_down_.take();
-    for (std::int64_t i = next_gate_up_.take(); i < tiles;) {
-      const std::int64_t next = next_gate_up_.take();
+    const auto row = [&](std::int64_t i) { return rows.begin + i % row_tiles * tile_rows_; };
+    for (std::int64_t i = slice.next_gate_up.take(); i < tiles;) {
+      const std::int64_t next = slice.next_gate_up.take();
       gate_up_tile(group(i), row(i),
-                   next < tiles ? codes_at(args_.bank->gate, group(next).expert, row(next))
-                                : first_down_codes(first_down));
+                   next < tiles ? codes_at(args_.bank->gate, group(next).expert, row(next)) : after);
       i = next;
     }
-    return first_down;
   }
 
-  const std::uint8_t* first_down_codes(std::int64_t tile) const {
-    const std::int64_t row = tile * down_rows_;
-    if (row >= hidden_ || routes_.groups().empty()) return nullptr;
+  const std::uint8_t* first_down_codes(const Rows& rows, std::int64_t tile) const {
+    const std::int64_t row = rows.begin + tile * down_rows_;
+    if (row >= rows.end || routes_.groups().empty()) return nullptr;
     return codes_at(args_.bank->down, routes_.groups().front().expert, row);
   }
 
@@ -174,12 +177,13 @@ class ExpertTask final : public Task {
     }
   }
 
-  void down(std::int64_t first, float* scratch) {
-    const std::int64_t tiles = tiles_of(hidden_, down_rows_);
+  void down(Slice& slice, std::int64_t first, float* scratch) {
+    const Rows rows = slice.hidden;
+    const std::int64_t tiles = tiles_of(rows.end - rows.begin, down_rows_);
     for (std::int64_t i = first; i < tiles;) {
-      const std::int64_t next = next_down_.take();
-      const std::int64_t row = i * down_rows_;
-      down_tile(row, std::min(row + down_rows_, hidden_), first_down_codes(next), scratch);
+      const std::int64_t next = slice.next_down.take();
+      const std::int64_t row = rows.begin + i * down_rows_;
+      down_tile(row, std::min(row + down_rows_, rows.end), first_down_codes(rows, next), scratch);
       i = next;
     }
   }
@@ -213,6 +217,7 @@ class ExpertTask final : public Task {
   const ExpertArgs args_;
   const FormatKernels &gate_, &up_, &down_;
   const std::int64_t hidden_, inner_;
+  const std::vector<Team> teams_;
   const int lanes_;
   const std::int64_t tile_rows_, tile_tokens_;
   GroupedRoutes routes_;
@@ -220,13 +225,15 @@ class ExpertTask final : public Task {
   std::unique_ptr<float[]> inner_f32_;
   std::unique_ptr<float[]> scratch_;   // per lane [routes, down_rows_]
   std::int64_t down_rows_, scratch_floats_;
-  TileCounter next_token_, next_gate_up_, next_down_;
+  TileCounter next_token_;
+  std::vector<Slice> slices_;   // of each team
 };
 
 }  // namespace
 
-std::unique_ptr<Task> make_expert_task(const KernelSet& kernels, const ExpertArgs& args, int lanes) {
-  return std::make_unique<ExpertTask>(kernels, args, lanes);
+std::unique_ptr<Task> make_expert_task(const KernelSet& kernels, const ExpertArgs& args,
+                                       std::span<const Team> teams) {
+  return std::make_unique<ExpertTask>(kernels, args, teams);
 }
 
 }  // namespace ft

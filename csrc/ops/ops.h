@@ -24,8 +24,24 @@ struct ExpertPart {   // one tensor of every expert; see PackedMatrix for the st
   // Addresses of each expert's float32 factor, [E], or empty: 1. Read when an expert is computed: a slot's
   // factor changes with the expert that is fetched into it. No alignment is asked of them.
   std::vector<std::uint64_t> factors = {};
-  std::vector<std::uint64_t> biases = {};   // addresses of each expert\'s float32 [rows], [E]; empty: none
+  std::vector<std::uint64_t> biases = {};   // addresses of each expert's float32 [rows], [E]; empty: none
+
+  PackedMatrix matrix(std::size_t expert) const;   // all but its factor
 };
+
+inline PackedMatrix ExpertPart::matrix(std::size_t expert) const {
+  return {
+      .format = format,
+      .rows = rows,
+      .cols = cols,
+      .codes = reinterpret_cast<const std::uint8_t*>(codes[expert]),
+      .scales = reinterpret_cast<const std::uint8_t*>(scales[expert]),
+      .code_row_stride = code_row_stride,
+      .code_block_stride = code_block_stride,
+      .scale_row_stride = scale_row_stride,
+      .scale_block_stride = scale_block_stride,
+  };
+}
 
 struct ExpertBank {
   ExpertPart gate, up, down;   // [I, H], [I, H], [H, I]
@@ -52,8 +68,9 @@ struct ExpertArgs {
   std::int64_t tokens, top_k;
 };
 // A Task for ThreadPool::run or ::submit. Everything that depends on the values of ids, weights and
-// x is read when it runs; construction allocates nothing that grows with T more than once.
-std::unique_ptr<Task> make_expert_task(const KernelSet&, const ExpertArgs&, int lanes);
+// x is read when it runs; construction allocates nothing that grows with T more than once. `teams`: of the
+// pool that will run it.
+std::unique_ptr<Task> make_expert_task(const KernelSet&, const ExpertArgs&, std::span<const Team> teams);
 
 // x[rows, n] -> y; see kernels/base.py for the meaning of each
 void rms_norm(ThreadPool&, const KernelSet&, const float* x, const float* weight, float eps, float* y,

@@ -13,7 +13,9 @@ def detected_isas() -> list[str]:
     """
 
 def physical_cpus() -> list[int]:
-    """One logical CPU per physical core inside the affinity mask."""
+    """
+    One logical CPU per physical core inside the affinity mask, by NUMA node.
+    """
 
 class Format(enum.Enum):
     """A weight format that has native kernels."""
@@ -148,11 +150,23 @@ class Context:
         """The CPU of each thread; -1: not pinned."""
 
     @property
+    def nodes(self) -> list[int]:
+        """The NUMA node of each thread; 0 for one that is not pinned."""
+
+    @property
     def formats(self) -> list[str]:
         """Names of the weight formats that have kernels here."""
 
     def close(self) -> None:
         """Finish what was submitted and end the threads."""
+
+    def place(self, bank: ExpertBank, mapped: bool) -> None:
+        """
+        Have each page of the experts touched first by a thread of the NUMA node that will read it, where the threads have more than one. mapped: they are a file's bytes, only read here; else memory that nobody else uses yet.
+        """
+
+    def place_matrix(self, matrix: Matrix) -> None:
+        """The same for a matrix of a mapped file."""
 
     def linear(self, matrices: tuple[Matrix, ...], x: torch.Tensor | numpy.typing.NDArray[Any], biases: tuple[Any, ...], outs: tuple[Any, ...]) -> None: ...
 

@@ -339,12 +339,17 @@ def test_a_closed_context_says_so() -> None:
     context.close()
     with pytest.raises(RuntimeError, match="has been closed"):
         context.rms_norm(zeros(1, H), zeros(H), 1e-6, zeros(1, H))
+    with pytest.raises(RuntimeError, match="has been closed"):
+        context.place(bank(), mapped=True)
+    with pytest.raises(RuntimeError, match="has been closed"):
+        context.place_matrix(matrix(2, H))
 
 
 def test_threads_and_isa_are_checked() -> None:
     assert "scalar" in _native.detected_isas()
     assert _native.Context(3).threads == 3
     assert len(_native.physical_cpus()) >= 1
+    assert len(_native.Context(3).nodes) == 3
     with pytest.raises(ConfigError, match="threads: found 0, expected 1 to 1024"):
         CpuOps(threads=0)
     with pytest.raises(ConfigError, match="mmx"):

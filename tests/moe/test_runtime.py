@@ -12,7 +12,7 @@ from freetoken.kernels.base import ExpertBank
 from freetoken.moe.runtime import MoeConfig, OffloadMoeRuntime
 from freetoken.moe.store import MappedExpertStore, PackedExpertStore
 from freetoken.moe.strategies import STRATEGIES, make_strategy
-from support.moe_fakes import HostMemory, OrderedKernel, OrderedOps, random_layer
+from support.moe_fakes import HostMemory, OrderedKernel, OrderedOps, code_addresses, random_layer
 from support.reference_ops import read_expert
 
 LAYERS = [random_layer(0, 4), random_layer(1, 4)]
@@ -70,6 +70,16 @@ def test_a_cpu_runtime_maps_and_has_no_slots() -> None:
     for part in ("cache", "hybrid"):
         with pytest.raises(RuntimeError, match="a cpu runtime has no"):
             getattr(runtime, part)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_mapped_experts_are_read_ahead_if_they_fit(fits: bool) -> None:
+    memory = HostMemory()
+    config = MoeConfig("cpu", top_k=2, fits_memory=fits)
+    runtime = OffloadMoeRuntime.create(LAYERS, config, memory, OrderedOps())
+    assert runtime.store is not None
+    banks = [runtime.store.bank(0), runtime.store.bank(1)] if fits else []
+    assert memory.placed == [(code_addresses(bank), True) for bank in banks]
 
 
 def test_an_offload_runtime_has_no_cpu_side() -> None:

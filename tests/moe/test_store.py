@@ -22,7 +22,7 @@ from freetoken.moe.store import (
     RecordLayout,
     SlotPool,
 )
-from support.moe_fakes import TOY_F32, TOY_Q8, HostMemory, random_layer
+from support.moe_fakes import TOY_F32, TOY_Q8, HostMemory, code_addresses, random_layer
 from support.reference_ops import read_bias, read_expert
 
 GEOMETRIES = [
@@ -253,6 +253,13 @@ def test_parts_of_a_layer_must_fit_together() -> None:
 def test_layers_are_numbered_without_gaps() -> None:
     with pytest.raises(ValueError, match=r"numbered \[1\]"):
         MappedExpertStore([random_layer(1, 2)])
+
+
+def test_records_and_slots_are_placed_before_they_are_written() -> None:
+    layers, memory = [random_layer(0, 4), random_layer(1, 3)], HostMemory()  # which checks when
+    store, pool = PackedExpertStore(layers, memory), SlotPool(memory, layers, 2)
+    banks = [store.bank(0), store.bank(1), pool.bank(0), pool.bank(1)]
+    assert memory.placed == [(code_addresses(bank), False) for bank in banks]
 
 
 def test_too_little_memory_is_the_platforms_error() -> None:

@@ -4,9 +4,12 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <numeric>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -51,6 +54,48 @@ class SumTask final : public ft::Task {
   ft::TileCounter counter_[2];
   std::atomic<std::int64_t> sum_[2]{};
   std::atomic<int> agreed_{0};
+};
+
+// Hands out tiles team by team, and says which lane did which in which order.
+class TeamTiles final : public ft::Task {
+ public:
+  TeamTiles(std::span<const ft::Team> teams, std::vector<std::int64_t> tiles)
+      : teams_(teams), tiles_(std::move(tiles)), next_(teams.size()),
+        done(static_cast<std::size_t>(teams.back().first + teams.back().lanes)) {}
+
+  // A lane does its first tile when every lane has one. The lane `held` does it after all others.
+  void run(ft::Lane& lane) override {
+    auto& mine = done[static_cast<std::size_t>(lane.index())];
+    ft::own_team_first(teams_, lane.index(), [&](std::size_t team) {
+      for (std::int64_t tile; (tile = next_[team].take()) < tiles_[team];) {
+        if (mine.empty()) {
+          ++started_;
+          wait_for([&] { return started_ == lane.count(); });
+          if (lane.index() == held) wait_for([&] { return finished_ + 1 == total(); });
+        }
+        mine.emplace_back(team, tile);
+        ++finished_;
+      }
+    });
+  }
+
+  std::int64_t total() const { return std::accumulate(tiles_.begin(), tiles_.end(), std::int64_t{0}); }
+
+ private:
+  template <class Condition>
+  static void wait_for(Condition met) {   // not for ever: the test is to fail, not to hang
+    const auto end = std::chrono::steady_clock::now() + 20s;
+    while (!met() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  }
+
+  const std::span<const ft::Team> teams_;
+  const std::vector<std::int64_t> tiles_;
+  std::vector<ft::TileCounter> next_;
+  std::atomic<std::int64_t> started_{0}, finished_{0};
+
+ public:
+  int held = -1;
+  std::vector<std::vector<std::pair<std::size_t, std::int64_t>>> done;   // by lane
 };
 
 }  // namespace
@@ -251,6 +296,75 @@ TEST(refuses_nonsense) {
   CHECK_THROWS(ft::ThreadPool(std::vector<int>{}), std::invalid_argument, "at least one thread");
   ft::ThreadPool pool(unpinned(1));
   CHECK_THROWS(pool.submit(nullptr), std::invalid_argument, "needs a task");
+}
+
+TEST(threads_of_a_node_are_a_team) {
+  ft::ThreadPool one(unpinned(3));
+  CHECK_EQ(one.teams().size(), 1u);
+  CHECK_EQ(one.teams()[0].lanes, 3);
+  ft::ThreadPool pool(std::vector<ft::Place>{{-1, 0}, {-1, 2}, {-1, 2}, {-1, 2}, {-1, 5}});
+  const ft::Team expected[] = {{0, 0, 1}, {2, 1, 3}, {5, 4, 1}};
+  CHECK_EQ(pool.teams().size(), std::size(expected));
+  for (std::size_t i = 0; i < std::size(expected); ++i) {
+    CHECK_EQ(pool.teams()[i].node, expected[i].node);
+    CHECK_EQ(pool.teams()[i].first, expected[i].first);
+    CHECK_EQ(pool.teams()[i].lanes, expected[i].lanes);
+  }
+  const std::size_t team_of_lane[] = {0, 1, 1, 1, 2};
+  for (int lane = 0; lane < 5; ++lane) CHECK_EQ(ft::team_of(pool.teams(), lane), team_of_lane[lane]);
+}
+
+TEST(slices_cover_all_rows_in_proportion_to_the_lanes) {
+  const std::vector<ft::Team> splits[] = {{{0, 0, 4}}, {{0, 0, 1}, {1, 1, 1}}, {{0, 0, 3}, {4, 3, 1}, {7, 4, 7}}};
+  for (const auto& teams : splits) {
+    const double lanes = teams.back().first + teams.back().lanes;
+    for (const std::int64_t unit : {1, 16, 128}) {
+      for (const std::int64_t rows : {0, 1, 31, 128, 768, 1000, 5001}) {
+        std::int64_t at = 0;
+        for (std::size_t team = 0; team < teams.size(); ++team) {
+          const ft::Rows slice = ft::slice_of(teams, team, rows, unit);
+          CHECK_EQ(slice.begin, at);
+          CHECK(slice.end == rows || slice.end % unit == 0);
+          CHECK_NEAR(slice.end - slice.begin, rows * teams[team].lanes / lanes, unit);
+          at = slice.end;
+        }
+        CHECK_EQ(at, rows);
+      }
+    }
+  }
+  CHECK_EQ(ft::slice_of(splits[2], 0, 1100, 10).end, 300);
+  CHECK_EQ(ft::slice_of(splits[2], 1, 1100, 10).end, 400);
+}
+
+TEST(a_lane_takes_its_own_teams_tiles_before_it_helps_and_every_tile_is_taken_once) {
+  const std::vector<ft::Place> splits[] = {{{-1, 0}, {-1, 0}, {-1, 0}},
+                                           {{-1, 0}, {-1, 1}},
+                                           {{-1, 0}, {-1, 0}, {-1, 0}, {-1, 1}},
+                                           {{-1, 0}, {-1, 3}, {-1, 3}, {-1, 4}}};
+  for (const auto& places : splits) {
+    ft::ThreadPool pool(places);
+    for (int held = -1; held < pool.size(); ++held) {
+      std::vector<std::int64_t> tiles;
+      for (const ft::Team& team : pool.teams()) tiles.push_back(team.lanes + 7 * team.node);
+      TeamTiles task(pool.teams(), tiles);
+      task.held = held;
+      pool.run(task);
+      std::set<std::pair<std::size_t, std::int64_t>> seen;
+      for (int lane = 0; lane < pool.size(); ++lane) {
+        const std::size_t own = ft::team_of(pool.teams(), lane);
+        const auto& done = task.done[static_cast<std::size_t>(lane)];
+        CHECK(!done.empty() && done.front().first == own);
+        bool helps = false;
+        for (const auto& tile : done) {
+          CHECK(seen.insert(tile).second);
+          helps = helps || tile.first != own;
+          CHECK(!helps || tile.first != own);
+        }
+        if (lane == held) CHECK_EQ(done.size(), 1u);   // the others have done all the rest
+      }
+      CHECK_EQ(static_cast<std::int64_t>(seen.size()), task.total());
+    }
+  }
 }
 
 TEST(runs_unpinned_where_pinning_fails) {

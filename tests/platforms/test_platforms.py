@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from freetoken import _native
 from freetoken.errors import CapacityError, ConfigError
+from freetoken.formats import FORMATS
+from freetoken.moe.store import MappedExpertStore
 from freetoken.platforms import CpuPlatform, select_platform
+from support.moe_fakes import random_layer
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
@@ -30,6 +36,39 @@ def test_memory_is_aligned_zeroed_and_writable(size_bytes: int) -> None:
     assert memory.shape == (size_bytes,) and memory.dtype == np.uint8
     assert memory.ctypes.data % 256 == 0 and not memory.any()
     memory[:] = 1
+    platform.close()
+
+
+class FakedNodes:
+    """A context whose threads claim to be on these nodes; it remembers what it was to place."""
+
+    def __init__(self, context: _native.Context, nodes: list[int]) -> None:
+        self._context = context
+        self.nodes = nodes
+        self.placed: list[tuple[int, bool]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def place(self, bank: _native.ExpertBank, mapped: bool) -> None:
+        self._context.place(bank, mapped)
+        self.placed.append((bank.experts, mapped))
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize(("nodes", "times"), [([0, 0], 0), ([3, 3], 0), ([0, 2], 1)])
+def test_experts_are_placed_where_there_are_several_nodes(
+    nodes: list[int], times: int, mapped: bool
+) -> None:
+    platform = CpuPlatform(2)
+    faked = FakedNodes(platform.ops._context, nodes)
+    platform.ops._context = faked  # type: ignore[assignment]
+    layer = random_layer(0, 3, formats=[FORMATS["F32"]] * 3)
+    before = [expert.copy() for expert in layer.gate.experts]
+    platform.place(MappedExpertStore([layer]).bank(0), mapped=mapped)
+    assert faked.placed == [(3, mapped)] * times
+    assert platform.ops.nodes == times + 1
+    np.testing.assert_equal(list(layer.gate.experts), before)
     platform.close()
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from freetoken.checkpoints import open_checkpoint
+from freetoken.kernels.base import ExpertBank
 from freetoken.kvcache import KVCache
 from freetoken.models import DecoderSpec, ForwardBatch, MoeSpec, Phase, load_decoder, read_spec
 from freetoken.moe.runtime import MoeConfig, OffloadMoeRuntime
@@ -29,6 +30,9 @@ class HostMemory:
         raw = np.zeros(size_bytes + 256, np.uint8)
         start = -raw.ctypes.data % 256
         return raw[start : start + size_bytes]
+
+    def place(self, bank: ExpertBank, *, mapped: bool) -> None:
+        """All memory is as near."""
 
 
 class Runner:

@@ -43,11 +43,13 @@ TOY_F32 = ToyFloat("TOY_F32", 1, 4, codes=ByteRange(0, 4), scales=ByteRange(4, 0
 
 
 class HostMemory:
-    """The allocation side of a platform; `limit_bytes` makes it run out."""
+    """The allocation side of a platform; `limit_bytes` makes it run out. `placed` remembers the
+    banks that were placed: where their codes begin, and whether they were mapped."""
 
     def __init__(self, limit_bytes: int | None = None) -> None:
         self.limit_bytes = limit_bytes
         self.allocated_bytes = 0
+        self.placed: list[tuple[list[int], bool]] = []
 
     def allocate(self, size_bytes: int, /) -> npt.NDArray[np.uint8]:
         self.allocated_bytes += size_bytes
@@ -56,6 +58,15 @@ class HostMemory:
         memory = np.zeros(size_bytes + 256, np.uint8)
         start = -memory.ctypes.data % 256
         return memory[start : start + size_bytes]
+
+    def place(self, bank: ExpertBank, *, mapped: bool) -> None:
+        assert mapped or not any(owner.any() for owner in bank.owners), "placed too late"
+        self.placed.append((code_addresses(bank), mapped))
+
+
+def code_addresses(bank: ExpertBank) -> list[int]:
+    """Where the codes of gate, up and down of each expert begin, as `HostMemory` remembers them."""
+    return [int(start) for part in (bank.gate, bank.up, bank.down) for start in part.codes]
 
 
 def random_tensor(

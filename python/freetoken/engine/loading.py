@@ -87,6 +87,7 @@ class _MoeLoader:
             cache_slots=resolved.cache_slots,
             max_fetch=resolved.max_fetch,
             overlap=resolved.overlap,
+            fits_memory=self._checkpoint.file_bytes() <= self._hardware.memory_bytes,
         )
         self.runtime = OffloadMoeRuntime.create(layers, moe_config, self._platform, self._ops)
         self._resources.callback(self.runtime.close)

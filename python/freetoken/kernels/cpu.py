@@ -140,6 +140,20 @@ class CpuOps:
             recording = self._context.stop_recording()
         return result, CpuRecording(self._context, recording)
 
+    @property
+    def nodes(self) -> int:
+        """NUMA nodes that have threads of the pool. The rows of every matrix are divided between
+        them."""
+        return len(set(self._context.nodes))
+
+    def place(self, bank: ExpertBank, *, mapped: bool) -> None:
+        """Have each page of the experts touched first by a thread of the node that will read it:
+        there the system puts it. Does nothing where there is one node, nor to pages that have
+        their place already. `mapped`: a file's bytes, which are read from disk now; else memory
+        that nobody else uses yet."""
+        if self.nodes > 1:
+            self._context.place(self._native_bank(bank), mapped)
+
     def read_bytes(self, data: npt.NDArray[np.uint8]) -> int:
         """Read uint8 [n] once with all threads; the sum of its 64-bit words. For benchmarks."""
         return self._context.read_bytes(data)
@@ -160,22 +174,14 @@ class CpuOps:
             )
         rows, cols = entry.shape
         factor = 1.0 if entry.factors is None else float(entry.factors)
-        return _native.Matrix(
+        matrix = _native.Matrix(
             self._native_format(entry.format), entry.data, rows, cols, entry.scales, factor
         )
+        self._context.place_matrix(matrix)
+        return matrix
 
     def expert_kernel(self, bank: ExpertBank) -> CpuExpertKernel:
-        kind, alpha, limit = native_activation(bank.activation)
-        native = _native.ExpertBank(
-            self._native_part(bank.gate),
-            self._native_part(bank.up),
-            self._native_part(bank.down),
-            kind,
-            bank.owners,
-            alpha,
-            limit,
-        )
-        return CpuExpertKernel(self._context, native)
+        return CpuExpertKernel(self._context, self._native_bank(bank))
 
     def linear(self, x: Tensor, w: Matrix, bias: Tensor | None = None) -> Tensor:
         out = torch.empty(x.shape[0], w.rows)
@@ -251,6 +257,18 @@ class CpuOps:
         ids = torch.empty(tokens, top_k, dtype=torch.int32)
         self._context.route_topk(logits, renormalize, weights, ids)
         return weights, ids
+
+    def _native_bank(self, bank: ExpertBank) -> _native.ExpertBank:
+        kind, alpha, limit = native_activation(bank.activation)
+        return _native.ExpertBank(
+            self._native_part(bank.gate),
+            self._native_part(bank.up),
+            self._native_part(bank.down),
+            kind,
+            bank.owners,
+            alpha,
+            limit,
+        )
 
     def _native_part(self, part: ExpertPart) -> _native.ExpertPart:
         return _native.ExpertPart(

@@ -30,7 +30,8 @@ class MoeConfig:
 
     cache_slots: slots per layer, as `freetoken.config.resolve_slots` takes them. max_fetch: fetches
     per hybrid decode call and layer (None: no limit). overlap: whether a hybrid step's CPU and GPU
-    work run at the same time.
+    work run at the same time. fits_memory: whether the whole checkpoint does, so that experts of a
+    mapped one may be read ahead to where they are needed.
     """
 
     strategy: StrategyName
@@ -38,6 +39,7 @@ class MoeConfig:
     cache_slots: int | None = None
     max_fetch: int | None = None
     overlap: bool = True
+    fits_memory: bool = False
 
 
 class OffloadMoeRuntime:
@@ -92,6 +94,9 @@ class OffloadMoeRuntime:
         pool = cache = cpu = hybrid = None
         if config.strategy == "cpu":
             store = MappedExpertStore(layers)
+            if config.fits_memory:
+                for i in range(len(layers)):
+                    platform.place(store.bank(i), mapped=True)
         elif config.strategy == "fused":
             pool = SlotPool(platform, layers, max(experts, default=0))
             for layer in layers:

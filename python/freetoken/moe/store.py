@@ -36,6 +36,12 @@ class SlotMemory(Protocol):
         """
         ...
 
+    def place(self, bank: ExpertBank, *, mapped: bool) -> None:
+        """Before memory of `allocate` is written (`mapped` False), or a checkpoint's own bytes
+        are used (`mapped` True): see that each expert's rows lie near the CPU threads that will
+        read them. Does nothing where all memory is as near, or where it is settled already."""
+        ...
+
 
 @dataclass(frozen=True)
 class ExpertTensor:
@@ -327,6 +333,7 @@ def _aligned(size_bytes: int) -> int:
 
 def _allocate_records(memory: SlotMemory, layout: RecordLayout, count: int) -> Bytes:
     records: Bytes = memory.allocate(count * layout.record_bytes).reshape(count, -1)
+    memory.place(layout.bank(records), mapped=False)
     return records
 
 

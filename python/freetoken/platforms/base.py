@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from freetoken.kernels.base import Ops
+from freetoken.kernels.base import ExpertBank, Ops
 
 
 class Platform(Protocol):
@@ -31,6 +31,12 @@ class Platform(Protocol):
     def allocate(self, size_bytes: int) -> npt.NDArray[np.uint8]:
         """Zeroed memory for expert slots or packed experts: uint8 [size_bytes], aligned to 256
         bytes. Raises CapacityError if there is too little."""
+        ...
+
+    def place(self, bank: ExpertBank, *, mapped: bool) -> None:
+        """Before memory of `allocate` is written (`mapped` False), or a checkpoint's own bytes
+        are used (`mapped` True): see that each expert's rows lie near the CPU threads that will
+        read them. Does nothing where all memory is as near, or where it is settled already."""
         ...
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from freetoken.errors import CapacityError
+from freetoken.kernels.base import ExpertBank
 from freetoken.kernels.cpu import CpuOps
 
 ALIGNMENT_BYTES = 256
@@ -42,6 +43,9 @@ class CpuPlatform:
             ) from None
         start = -memory.ctypes.data % ALIGNMENT_BYTES
         return memory[start : start + size_bytes]
+
+    def place(self, bank: ExpertBank, *, mapped: bool) -> None:
+        self._ops.place(bank, mapped=mapped)
 
     def close(self) -> None:
         self._ops.close()
