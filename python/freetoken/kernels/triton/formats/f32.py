@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from freetoken.kernels.triton.formats.units import unit_numbers
+
 
 @triton.jit
 def tile(
@@ -23,3 +25,13 @@ def tile(
     pointers = starts.to(tl.pointer_type(tl.float32)) + k[None, :]
     mask = row_mask[:, None] & (k < cols)[None, :]
     return tl.load(pointers, mask=mask, other=0.0)
+
+
+@triton.jit
+def dot(codes, scales, row_mask, x_ptr, k0, cols, BLOCK_K: tl.constexpr):
+    units, there, mask = unit_numbers(row_mask, k0, cols, BLOCK_K // 4, 4)
+    columns = units[:, None] * 4 + tl.arange(0, 4)[None, :]
+    pointers = codes.to(tl.pointer_type(tl.float32))[:, None, None] + columns[None]
+    numbers = tl.load(pointers, mask=mask[:, :, None], other=0)
+    x = tl.load(x_ptr + columns, mask=there[:, None], other=0.0)
+    return tl.sum(numbers * x[None], axis=2)

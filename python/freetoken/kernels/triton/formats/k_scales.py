@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from freetoken.kernels.triton.formats.numbers import from_int
+from freetoken.kernels.triton.formats.units import UNSCALE
 
 
 @triton.jit
@@ -37,3 +38,16 @@ def unpack(w0, w1, w2, w3, sub):
     scale = tl.where(sub < 4, first & 63, (low & 15) | ((first >> 2) & 48))
     minimum = tl.where(sub < 4, second & 63, ((low >> 4) & 15) | ((second >> 2) & 48))
     return half(w0) * from_int(scale), half(w0 >> 16) * from_int(minimum)
+
+
+@triton.jit
+def scaled_sums(low, high, low_x, high_x, scales, units, mask):
+    """Sums of a unit's codes times x / 2^85, and of x, in the sub-blocks 2p and 2p + 1: their sum
+    with the scales and minima of these. Units of 32, [ROWS, UNITS] (x: [1, UNITS])."""
+    offsets = units // 8 * 16
+    w0, w1, w2, w3 = load_words(scales[:, None], offsets[None, :], mask)
+    first = (units & 6)[None, :]
+    scale, minimum = unpack(w0, w1, w2, w3, first)
+    total = low * (scale * UNSCALE) - low_x * minimum
+    scale, minimum = unpack(w0, w1, w2, w3, first + 1)
+    return total + (high * (scale * UNSCALE) - high_x * minimum)

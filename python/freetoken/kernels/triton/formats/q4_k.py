@@ -8,9 +8,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from freetoken.kernels.triton.formats.k_scales import load_words, unpack
+from freetoken.kernels.triton.formats.k_scales import load_words, scaled_sums, unpack
 from freetoken.kernels.triton.formats.numbers import from_int
 from freetoken.kernels.triton.formats.tiles import as_halves, as_rows, field_offsets, load_bytes
+from freetoken.kernels.triton.formats.units import (
+    load_units,
+    load_x4,
+    low_nibbles_dot,
+    sum4,
+    unit_numbers,
+)
 
 
 @triton.jit
@@ -35,3 +42,18 @@ def tile(
     scale, minimum = unpack(w0, w1, w2, w3, first + 1)
     high = scale[:, :, None] * from_int(codes >> 4) - minimum[:, :, None]
     return as_rows(as_halves(low, high))
+
+
+@triton.jit
+def dot(codes, scales, row_mask, x_ptr, k0, cols, BLOCK_K: tl.constexpr):
+    # A unit is half of the 32 bytes, with 16 numbers of each of two sub-blocks.
+    units, there, mask = unit_numbers(row_mask, k0, cols, BLOCK_K // 32, 32)
+    words = load_units(codes, units * 16, mask)
+    starts = units // 2 * 64 + (units & 1) * 16
+    a0, a1, a2, a3 = load_x4(x_ptr, starts, there, 4, 8)
+    b0, b1, b2, b3 = load_x4(x_ptr, starts + 32, there, 4, 8)
+    low = tl.sum(low_nibbles_dot(words, a0, a1, a2, a3), axis=2)
+    high = tl.sum(low_nibbles_dot(words >> 4, b0, b1, b2, b3), axis=2)
+    low_x = tl.sum(sum4(a0, a1, a2, a3), axis=2)
+    high_x = tl.sum(sum4(b0, b1, b2, b3), axis=2)
+    return scaled_sums(low, high, low_x, high_x, scales, units, mask)

@@ -11,6 +11,14 @@ import triton.language as tl
 
 from freetoken.kernels.triton.formats.numbers import from_int, load_halves
 from freetoken.kernels.triton.formats.tiles import as_halves, as_rows, field_offsets, load_bytes
+from freetoken.kernels.triton.formats.units import (
+    UNSCALE,
+    bytes_dot,
+    load_units,
+    load_x4,
+    sum4,
+    unit_numbers,
+)
 
 
 @triton.jit
@@ -51,3 +59,37 @@ def _scaled(numbers, scales_ptr, rows, row_mask, k0, cols, row_stride, BLOCK_K: 
     scales = (from_int(scales ^ 0x80) - 128.0) * load_halves(scales_ptr, block + 16, mask)
     shape: tl.constexpr = (rows.shape[0], BLOCK_K // 16, 16)
     return tl.reshape(numbers, shape) * scales[:, :, None]
+
+
+@triton.jit
+def dot(codes, scales, row_mask, x_ptr, k0, cols, BLOCK_K: tl.constexpr):
+    # A unit is 16 numbers of each quarter of a half: 32 bytes of lower bits, 16 of upper ones.
+    units, there, mask = unit_numbers(row_mask, k0, cols, BLOCK_K // 64, 64)
+    block, chunk = units // 4 * 192, (units & 1) * 16
+    low = block + (units & 2) * 32 + chunk
+    first = load_units(codes, low, mask)
+    second = load_units(codes, low + 32, mask)
+    upper = load_units(codes, block + 128 + (units & 2) * 16 + chunk, mask)
+    x_starts = units // 2 * 128 + chunk
+    scale = units // 4 * 18 + (units & 2) * 4 + (units & 1)
+
+    q = (first & 0x0F0F0F0F) | ((upper << 4) & 0x30303030)
+    total = _quarter(q, x_ptr, x_starts, there, scales, scale, mask)
+    q = (second & 0x0F0F0F0F) | ((upper << 2) & 0x30303030)
+    total += _quarter(q, x_ptr, x_starts + 32, there, scales, scale + 2, mask)
+    q = ((first >> 4) & 0x0F0F0F0F) | (upper & 0x30303030)
+    total += _quarter(q, x_ptr, x_starts + 64, there, scales, scale + 4, mask)
+    q = ((second >> 4) & 0x0F0F0F0F) | ((upper >> 2) & 0x30303030)
+    total += _quarter(q, x_ptr, x_starts + 96, there, scales, scale + 6, mask)
+    d = load_halves(scales[:, None], (units // 4 * 18 + 16)[None, :], mask)
+    return total * (d * UNSCALE)
+
+
+@triton.jit
+def _quarter(q, x_ptr, x_starts, there, scales, offsets, mask):
+    """16 numbers of a sub-block with its scale, over d * 2^85: [ROWS, UNITS]."""
+    x0, x1, x2, x3 = load_x4(x_ptr, x_starts, there, 4, 8)
+    start = sum4(x0, x1, x2, x3) * (-32.0 / UNSCALE)
+    sums = tl.sum(bytes_dot(q, x0, x1, x2, x3) + start, axis=2)
+    scale = tl.load(scales[:, None] + offsets[None, :], mask=mask, other=0).to(tl.int32)
+    return sums * (from_int(scale ^ 0x80) - 128.0)

@@ -7,6 +7,14 @@ import triton.language as tl
 
 from freetoken.kernels.triton.formats.numbers import from_int, load_halves
 from freetoken.kernels.triton.formats.tiles import as_rows, field_offsets, load_bytes
+from freetoken.kernels.triton.formats.units import (
+    UNSCALE,
+    bytes_dot,
+    load_units,
+    load_x4,
+    sum4,
+    unit_numbers,
+)
 
 
 @triton.jit
@@ -28,3 +36,13 @@ def tile(
         scales_ptr, rows.to(tl.int64)[:, None] * scale_row_stride + block * 2, mask
     )
     return as_rows(numbers * scales[:, :, None])
+
+
+@triton.jit
+def dot(codes, scales, row_mask, x_ptr, k0, cols, BLOCK_K: tl.constexpr):
+    units, there, mask = unit_numbers(row_mask, k0, cols, BLOCK_K // 16, 16)
+    words = load_units(codes, units * 16, mask) ^ 0x80808080  # q + 128
+    x0, x1, x2, x3 = load_x4(x_ptr, units * 16, there, 4, 8)
+    start = sum4(x0, x1, x2, x3) * (-128.0 / UNSCALE)
+    sums = tl.sum(bytes_dot(words, x0, x1, x2, x3) + start, axis=2)
+    return sums * (load_halves(scales[:, None], units[None, :] // 2 * 2, mask) * UNSCALE)
