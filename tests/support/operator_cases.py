@@ -5,6 +5,12 @@ from __future__ import annotations
 import torch
 
 
+def bfloat16_error(device: str) -> float:
+    """By how much of itself a number changes that is rounded to bfloat16; Triton's interpreter cuts
+    off its last places."""
+    return 2**-8 if device == "cpu" else 2**-9
+
+
 def numbers(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from freetoken.kernels.triton.ops import TritonOps
-from support.operator_cases import close, numbers, same_product
+from support.operator_cases import bfloat16_error, close, numbers, same_product
 from support.reference_ops import ReferenceOps
 
 PAGE_TOKENS = 16
@@ -100,9 +100,7 @@ PREFILL = [*((0, p) for p in range(37)), (1, 0), (1, 289), (-1, 5), (1, 256)]
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 17, 300])
 @pytest.mark.parametrize("heads", HEADS)
-def test_prefill(
-    device: str, heads: tuple[int, int, int], window: int | None, sinks: bool
-) -> None:
+def test_prefill(device: str, heads: tuple[int, int, int], window: int | None, sinks: bool) -> None:
     case = make_case(heads, PREFILL, window=window, sinks=sinks)
     found = case.ours(device)
     close(found, case.expected(), 5e-6)
@@ -131,16 +129,17 @@ def test_decode(device: str, heads: tuple[int, int, int], window: int | None, si
 def test_a_bfloat16_cache(
     device: str, heads: tuple[int, int, int], tokens: list[tuple[int, int]]
 ) -> None:
-    """Queries are rounded to bfloat16, by 2^-9 of each at most, so a score is off by at most
-    e = 2^-9 scale sum |q| |k|; a share by e^(2 e), and by 2^-9 again where it is rounded itself."""
+    """Queries are rounded to bfloat16, so a score is off by at most e = 2^-9 scale sum |q| |k|; a
+    share by e^(2 e), and by 2^-9 again where it is rounded itself."""
     case = make_case(heads, tokens, window=40, sinks=True, dtype=torch.bfloat16, sequences=7)
     found, expected = case.ours(device), case.expected()
     keys = case.k_cache.float().nan_to_num().abs().view(-1, *case.k_cache.shape[2:])
     group = heads[0] // heads[1]
     scores = torch.einsum("thd,phd->thp", case.q.abs(), keys.repeat_interleave(group, dim=1))
-    error = 2**-9 * case.options["scale"] * scores.max()
+    rounding = bfloat16_error(device)
+    error = rounding * case.options["scale"] * scores.max()
     values = case.v_cache.float().nan_to_num().abs().max()
-    bound = ((2 * error).exp() - 1 + 2**-9 + 1e-5) * values
+    bound = ((2 * error).exp() - 1 + rounding + 1e-5) * values
     assert bound < 0.5 * expected.abs().max(), "the bound says something"
     torch.testing.assert_close(found, expected, rtol=0, atol=float(bound))
     assert not torch.equal(found, expected)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from freetoken.kernels.triton.ops import TritonOps
-from support.operator_cases import close, numbers
+from support.operator_cases import bfloat16_error, close, numbers
 from support.reference_ops import ReferenceOps
 
 REFERENCE = ReferenceOps()
@@ -42,5 +42,7 @@ def test_write_kv_touches_its_slots_alone(
     ours = [cache.clone().to(device) for cache in caches]
     TritonOps(device).write_kv(k.to(device), v.to(device), *ours, slots.to(device))
     REFERENCE.write_kv(k.to(dtype), v.to(dtype), *caches, slots)
+    exact = device != "cpu" or dtype is torch.float32
+    error = 0 if exact else 2 * bfloat16_error(device)  # of either
     for found, expected in zip(ours, caches, strict=True):
-        torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(found.cpu(), expected, rtol=error, atol=0, equal_nan=True)

@@ -14,7 +14,7 @@ REFERENCE = ReferenceOps()
 
 @pytest.mark.parametrize("renormalize", [False, True])
 @pytest.mark.parametrize(
-    ("tokens", "experts", "top_k"), [(40, 60, 4), (3, 512, 16), (5, 5, 5), (2, 1, 1), (0, 8, 2)]
+    ("tokens", "experts", "top_k"), [(12, 60, 4), (3, 512, 16), (5, 5, 5), (2, 1, 1), (0, 8, 2)]
 )
 def test_routes(device: str, tokens: int, experts: int, top_k: int, renormalize: bool) -> None:
     # one decimal: among so many logits some are equal, a zero of either sign too

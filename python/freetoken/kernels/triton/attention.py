@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from freetoken.kernels.triton.compile_cases import CompileCase
+from freetoken.kernels.triton.products import dot
 
 _LOG2_E = 1.4426950408889634
 _EVERYTHING = 2**31 - 1  # a window that no position is beyond
@@ -53,7 +54,7 @@ def _attend(
         at = row[:, None] * DIM + d[None, :]
         inside = exists[:, None] & (d < DIM)[None, :]
         k = tl.load(k_ptr + at, mask=inside, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        scores = dot(q, tl.trans(k), tl.zeros([q.shape[0], BLOCK_N], tl.float32))
         seen = (low[:, None] <= n[None, :]) & (n[None, :] <= high[:, None])
         scores = tl.where(seen, scores, float("-inf"))
         larger = tl.maximum(largest, tl.max(scores, axis=1))
@@ -62,7 +63,7 @@ def _attend(
         shrink = tl.exp2(largest - base)
         v = tl.load(v_ptr + at, mask=inside, other=0.0)
         values = values * shrink[:, None]
-        values = tl.dot(shares.to(v.dtype), v, values, input_precision="ieee")
+        values = dot(shares.to(v.dtype), v, values)
         total = total * shrink + tl.sum(shares, axis=1)
         largest = larger
     return largest, total, values

@@ -77,9 +77,7 @@ def pair_products(
 
 
 @triton.jit
-def times_factor_plus_bias(
-    sums, record, rows, row_mask, FACTOR: tl.constexpr, BIAS: tl.constexpr
-):
+def times_factor_plus_bias(sums, record, rows, row_mask, FACTOR: tl.constexpr, BIAS: tl.constexpr):
     """Sums with the expert's factor and bias, if it has them: `rows` and `sums` end alike."""
     if FACTOR >= 0:
         sums *= tl.load((record + FACTOR).to(tl.pointer_type(tl.float32)))

@@ -18,12 +18,13 @@ from torch import Tensor
 
 from freetoken.kernels.triton.compile_cases import CompileCase
 from freetoken.kernels.triton.formats import TRITON_FORMATS
+from freetoken.kernels.triton.fp8 import fp8_rounded
 from freetoken.kernels.triton.matrix import TritonMatrix
+from freetoken.kernels.triton.products import dot
 
 FEW_TOKENS = 4  # that are multiplied one by one
 MOST_MATRICES = 3  # of one launch
-_COLUMNS = 1024  # of a step: 8 numbers a thread and row
-_COLUMNS_AHEAD = 2048  # whose loads are under way together
+_COLUMNS = 1024  # of a step: with 4-bit weights, 16 bytes of a row for each thread of a warp
 _PROGRAMS = 512  # that keep a large GPU's memory busy: about four per multiprocessor
 
 
@@ -53,14 +54,18 @@ def few_tokens_kernel(
     code_row_stride,
     scale_row_stride,
     TILE: tl.constexpr,
+    DOT: tl.constexpr,
+    WHOLE_UNITS: tl.constexpr,
+    SCALE_ROWS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    UNROLL: tl.constexpr,
 ):
     """One token and BLOCK_R rows of one of three matrices, whose blocks of rows follow one another
     (rows of zero: there is none). All have the same format, columns and strides. The outputs,
-    [tokens, rows] of each matrix, lie one after the other."""
+    [tokens, rows] of each matrix, lie one after the other.
+
+    WHOLE_UNITS: whether the columns are a multiple of what DOT adds up at once; few are not."""
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     blocks0 = tl.cdiv(rows0, BLOCK_R)
@@ -82,15 +87,30 @@ def few_tokens_kernel(
 
     row = block * BLOCK_R + tl.arange(0, BLOCK_R)
     inside = row < rows
-    k = tl.arange(0, BLOCK_K)
     x_ptr += token * cols
-    sums = tl.zeros([BLOCK_R, BLOCK_K], tl.float32)
-    for k0 in tl.range(0, cols, BLOCK_K, loop_unroll_factor=UNROLL):
-        x = tl.load(x_ptr + k0 + k, mask=k0 + k < cols, other=0.0)
-        w = TILE(
-            codes_ptr, scales_ptr, row, inside, k0, cols, code_row_stride, scale_row_stride, BLOCK_K
-        )
-        sums += w * x[None, :]
+    if WHOLE_UNITS:
+        codes = codes_ptr + row.to(tl.int64) * code_row_stride
+        scales = scales_ptr + (row // SCALE_ROWS).to(tl.int64) * scale_row_stride
+        sums = DOT(codes, scales, inside, x_ptr, 0, cols, BLOCK_K)
+        for k0 in range(BLOCK_K, cols, BLOCK_K):
+            sums += DOT(codes, scales, inside, x_ptr, k0, cols, BLOCK_K)
+    else:
+        k = tl.arange(0, BLOCK_K)
+        sums = tl.zeros([BLOCK_R, BLOCK_K], tl.float32)
+        for k0 in range(0, cols, BLOCK_K):
+            x = tl.load(x_ptr + k0 + k, mask=k0 + k < cols, other=0.0)
+            w = TILE(
+                codes_ptr,
+                scales_ptr,
+                row,
+                inside,
+                k0,
+                cols,
+                code_row_stride,
+                scale_row_stride,
+                BLOCK_K,
+            )
+            sums += w * x[None, :]
     out = tl.sum(sums, axis=1) * factor
     if HAS_BIAS:
         out += tl.load(bias_ptr + row, mask=inside, other=0.0)
@@ -134,7 +154,7 @@ def many_tokens_kernel(
         if not EXACT:
             x = x.to(tl.bfloat16)
             w = w.to(tl.bfloat16)
-        sums = tl.dot(x, tl.trans(w), sums, input_precision="ieee")
+        sums = dot(x, tl.trans(w), sums)
     out = sums * factor
     if HAS_BIAS:
         out += tl.load(bias_ptr + row, mask=inside, other=0.0)[None, :]
@@ -172,13 +192,16 @@ def _few_tokens(
 ) -> list[Tensor]:
     tokens = x.shape[0]
     first = matrices[0]
+    if first.reads_fp8:
+        x = fp8_rounded(x)
     sizes = [w.rows for w in matrices]
     out = torch.empty(tokens * sum(sizes), device=x.device)
     absent = MOST_MATRICES - len(matrices)
     w = (*matrices, *[first] * absent)
     bias = (*(out if b is None else b for b in biases), *[out] * absent)
     rows = (*sizes, *[0] * absent)
-    block_r, block_k = few_tokens_tile(first, sum(sizes))
+    whole_units = first.cols % first.format.unit == 0
+    block_r, block_k = _few_tokens_tile(first, sum(sizes), whole_units)
     few_tokens_kernel[(tokens, sum(triton.cdiv(n, block_r) for n in rows))](
         x,
         out,
@@ -192,32 +215,36 @@ def _few_tokens(
         first.code_row_stride,
         first.scale_row_stride,
         TILE=first.format.tile,
+        DOT=first.format.dot,
+        WHOLE_UNITS=whole_units,
+        SCALE_ROWS=first.format.scale_rows,
         HAS_BIAS=biases[0] is not None,
         BLOCK_R=block_r,
         BLOCK_K=block_k,
-        UNROLL=_unroll(block_k),
         num_warps=4,
     )
     parts = torch.split(out, [tokens * n for n in sizes])
     return [part.view(tokens, n) for part, n in zip(parts, sizes, strict=True)]
 
 
-def few_tokens_tile(w: TritonMatrix, rows: int) -> tuple[int, int]:
+def _few_tokens_tile(w: TritonMatrix, rows: int, whole_units: bool) -> tuple[int, int]:
     """BLOCK_R and BLOCK_K: wide steps, and as many rows as leave programs enough."""
     fmt = w.format
-    block_k = min(_COLUMNS, triton.next_power_of_2(w.cols), fmt.most_block_k)
+    block_k = min(_COLUMNS, triton.next_power_of_2(w.cols))
+    if whole_units:
+        block_k = max(block_k, fmt.unit)
+    else:
+        block_k = max(min(block_k, fmt.most_block_k), fmt.least_block_k)
     block_r = 4
     while block_r > 1 and rows < block_r * _PROGRAMS:
         block_r //= 2
-    return block_r, max(block_k, fmt.least_block_k)
-
-
-def _unroll(block_k: int) -> int:
-    return max(1, min(4, _COLUMNS_AHEAD // block_k))
+    return block_r, block_k
 
 
 def _many_tokens(x: Tensor, w: TritonMatrix, bias: Tensor | None) -> Tensor:
     tokens = x.shape[0]
+    if w.reads_fp8:
+        x = fp8_rounded(x)
     out = torch.empty(tokens, w.rows, device=x.device)
     block_t, block_r = _many_tokens_tile(tokens, w.exact)
     many_tokens_kernel[(triton.cdiv(tokens, block_t), triton.cdiv(w.rows, block_r))](
@@ -261,17 +288,19 @@ _MANY = _COMMON | {"codes_ptr": "*u8", "scales_ptr": "*u8", "bias_ptr": "*fp32"}
 _MANY |= {"rows": "i32", "factor": "fp32"}
 
 
-def _few_case(name: str, bias: bool, block_r: int, block_k: int) -> CompileCase:
+def _few_case(name: str, bias: bool, block_r: int, whole_units: bool = True) -> CompileCase:
+    fmt = TRITON_FORMATS[name]
     constants: dict[str, object] = {
-        "TILE": TRITON_FORMATS[name].tile,
+        "TILE": fmt.tile,
+        "DOT": fmt.dot,
+        "WHOLE_UNITS": whole_units,
+        "SCALE_ROWS": fmt.scale_rows,
         "HAS_BIAS": bias,
         "BLOCK_R": block_r,
-        "BLOCK_K": block_k,
-        "UNROLL": _unroll(block_k),
+        "BLOCK_K": _COLUMNS,
     }
-    return CompileCase(
-        f"linear_few_{name}", few_tokens_kernel, _COMMON | _FEW, constants, {"num_warps": 4}
-    )
+    name = f"linear_few_{name}{'' if whole_units else '_any_columns'}"
+    return CompileCase(name, few_tokens_kernel, _COMMON | _FEW, constants, {"num_warps": 4})
 
 
 def _many_case(name: str, bias: bool, block_t: int, block_r: int) -> CompileCase:
@@ -289,9 +318,10 @@ def _many_case(name: str, bias: bool, block_t: int, block_r: int) -> CompileCase
 
 
 COMPILE_CASES = [
-    _few_case("BF16", bias=True, block_r=4, block_k=1024),
-    _few_case("Q4_K", bias=False, block_r=2, block_k=1024),
-    _few_case("FP8_128", bias=False, block_r=4, block_k=128),
+    _few_case("BF16", bias=True, block_r=4),
+    _few_case("BF16", bias=False, block_r=1, whole_units=False),
+    _few_case("Q4_K", bias=False, block_r=2),
+    _few_case("FP8_128", bias=False, block_r=4),
     _many_case("BF16", bias=True, block_t=16, block_r=64),
     _many_case("Q4_K", bias=False, block_t=128, block_r=64),
     _many_case("F32", bias=False, block_t=32, block_r=32),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from freetoken.checkpoints.base import TensorEntry
 from freetoken.errors import CheckpointError
+from freetoken.formats import DS_FP4, F32
 from freetoken.formats.base import Bytes
 from freetoken.formats.planes import copy_field
 from freetoken.kernels.triton.formats import TritonFormat, triton_format
@@ -22,7 +23,8 @@ class TritonMatrix:
     `codes` and `scales` are uint8 and one-dimensional, rows one after the other (where a format has
     no scales, `scales` is `codes`, which nothing reads as such). `factor` multiplies all numbers.
     `name` is the format's; `exact` says that products of many tokens are computed in float32, as
-    float32 numbers deserve, and not in bfloat16.
+    float32 numbers deserve, and not in bfloat16; `reads_fp8` that what it multiplies is rounded to
+    FP8 first.
     """
 
     name: str
@@ -35,6 +37,7 @@ class TritonMatrix:
     scale_row_stride: int
     factor: float
     exact: bool
+    reads_fp8: bool
 
     @staticmethod
     def of(entry: TensorEntry, device: torch.device) -> TritonMatrix:
@@ -63,7 +66,8 @@ class TritonMatrix:
             code_row_stride=cols // fmt.block_elements * fmt.codes.bytes,
             scale_row_stride=fmt.scale_plane(rows, cols)[1],
             factor=1.0 if entry.factors is None else float(entry.factors),
-            exact=fmt.name == "F32",
+            exact=fmt is F32,
+            reads_fp8=fmt is DS_FP4,
         )
 
 
