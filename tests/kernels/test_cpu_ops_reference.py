@@ -24,6 +24,7 @@ from freetoken.formats import (
 from freetoken.formats.base import WeightFormat
 from freetoken.kernels.activations import Activation, ClampedSwiGlu
 from freetoken.kernels.cpu import CpuOps
+from support.operator_cases import close, numbers
 from support.reference_ops import ReferenceOps
 
 REFERENCE = ReferenceOps(int8_activations=True)
@@ -43,16 +44,6 @@ def ops(request: pytest.FixtureRequest) -> Iterator[CpuOps]:
     made = CpuOps(threads=2, isa=request.param)
     yield made
     made.close()
-
-
-def numbers(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
-
-
-def close(found: torch.Tensor, expected: torch.Tensor, relative: float = 2e-6) -> None:
-    assert found.dtype == expected.dtype and found.shape == expected.shape
-    largest = float(expected.abs().max()) if expected.numel() else 0.0
-    torch.testing.assert_close(found, expected, rtol=relative, atol=relative * largest)
 
 
 @pytest.mark.parametrize("shape", [(1, 576), (7, 40), (3, 5, 64)])

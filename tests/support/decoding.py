@@ -69,13 +69,16 @@ class Runner:
             page_tokens=PAGE_TOKENS,
             kv_heads=self.spec.attention.kv_heads,
             head_dim=self.spec.attention.head_dim,
+            device=ops.device,
+            dtype=ops.cache_dtype,
         )
         self.fed = [0] * sequences
 
     def step(
         self, phase: Phase, tokens: Sequence[tuple[int, int]], *, padded_rows: int = 0
     ) -> torch.Tensor:
-        """Feed (sequence, token id) pairs as one batch; logits float32 [T, vocab] of all.
+        """Feed (sequence, token id) pairs as one batch; logits float32 [T, vocab] of all, on the
+        host.
 
         `padded_rows` rows that belong to nobody follow the real ones, as in a captured batch.
         """
@@ -97,7 +100,7 @@ class Runner:
             logit_rows=torch.arange(len(tokens)),
             may_be_padded=padded_rows > 0,
         )
-        return self.decoder.forward(batch, self._kv)
+        return self.decoder.forward(batch, self._kv).cpu()
 
     def prefill(self, token_ids: Sequence[int], sequence: int = 0) -> torch.Tensor:
         return self.step(Phase.PREFILL, [(sequence, token) for token in token_ids])

@@ -203,6 +203,8 @@ class ReferenceOps:
     """freetoken.kernels.base.Ops. `int8_activations` makes products with quantised weights round
     the activations to int8 blocks first, as the kernels do; without it they multiply exactly."""
 
+    device = torch.device("cpu")
+    cache_dtype = torch.float32
     description = "reference"
     threads = 1
     can_record = False

@@ -263,7 +263,8 @@ class Engine:
 
     def score(self, token_ids: Sequence[int], phase: Phase) -> Tensor:
         """Logits after every token, float32 [T, vocab]: in one prefill, or one token at a time
-        through the decode path. Nothing is sampled, and the cache is left as it was."""
+        through the decode path. On the host. Nothing is sampled, and the cache is left as it
+        was."""
         self.check_prompt(token_ids, new_tokens=0)
         step = len(token_ids) if phase is Phase.PREFILL else 1
         rows = []
@@ -278,7 +279,7 @@ class Engine:
                     interrupts.deliver()
             finally:
                 self._allocator.free(pages)
-        return torch.cat(rows)
+        return torch.cat(rows).cpu()
 
     def _scoring_pages(self, tokens: int) -> list[int]:
         needed = pages_for(tokens, self._kv.page_tokens)

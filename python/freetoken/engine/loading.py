@@ -105,7 +105,11 @@ class _MoeLoader:
             experts=experts,
             top_k=top_k,
             kv_bytes_per_token=page_bytes(
-                self._spec.layers, 1, attention.kv_heads, attention.head_dim
+                self._spec.layers,
+                1,
+                attention.kv_heads,
+                attention.head_dim,
+                self._ops.cache_dtype,
             ),
             context_tokens=self._spec.context_tokens,
         )
@@ -156,6 +160,8 @@ def _engine(
         page_tokens=resolved.page_tokens,
         kv_heads=spec.attention.kv_heads,
         head_dim=spec.attention.head_dim,
+        device=ops.device,
+        dtype=ops.cache_dtype,
     )
     limits = EngineLimits(
         vocab=spec.vocab,

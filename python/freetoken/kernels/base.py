@@ -1,6 +1,6 @@
 """The operators that a decoder needs. One object per platform implements them all.
 
-Tensors are contiguous. Activations are float32 on the CPU. `T` tokens, `H` hidden size, `N` output
+Tensors are contiguous, and lie on the operators' device. Activations are float32. `T` tokens, `H` hidden size, `N` output
 rows, `K` top_k. Every operator treats each token alone: its result does not depend, not by a bit,
 on which other tokens are in the batch. This is what makes a batch of prompts give each the tokens
 that it gives alone.
@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from freetoken.checkpoints.base import TensorEntry
@@ -119,6 +120,11 @@ class Ops(Protocol):
     """All operators of one platform."""
 
     @property
+    def device(self) -> torch.device:
+        """Where the tensors lie that operators take and return."""
+        ...
+
+    @property
     def can_record(self) -> bool:
         """Whether `record` is there."""
         ...
@@ -135,10 +141,17 @@ class Ops(Protocol):
         ...
 
     @property
-    def threads(self) -> int: ...
+    def cache_dtype(self) -> torch.dtype:
+        """What keys and values are stored as."""
+        ...
+
+    @property
+    def threads(self) -> int:
+        """Host threads that the operators compute on; 0 for a GPU's."""
+        ...
 
     def matrix(self, entry: TensorEntry) -> Matrix:
-        """Bind a [N, H] tensor, zero copy. Raises CheckpointError for a format without kernel."""
+        """Bind a [N, H] tensor, zero copy on a CPU, else copied to the device. Raises CheckpointError for a format without kernel."""
         ...
 
     def expert_kernel(self, bank: ExpertBank) -> ExpertKernel:

@@ -116,6 +116,14 @@ class CpuOps:
             raise ConfigError(f"cannot start the CPU kernels: {error}") from error
 
     @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        return torch.float32
+
+    @property
     def description(self) -> str:
         return self._context.isa
 

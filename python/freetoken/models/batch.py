@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from freetoken.moe.phase import Phase
@@ -31,3 +32,18 @@ class ForwardBatch:
     block_table: Tensor
     logit_rows: Tensor
     may_be_padded: bool = False
+
+    def to(self, device: torch.device) -> ForwardBatch:
+        """The batch on a device; itself if it is there."""
+        if self.token_ids.device == device:
+            return self
+        return ForwardBatch(
+            phase=self.phase,
+            token_ids=self.token_ids.to(device),
+            positions=self.positions.to(device),
+            sequence=self.sequence.to(device),
+            kv_slots=self.kv_slots.to(device),
+            block_table=self.block_table.to(device),
+            logit_rows=self.logit_rows.to(device),
+            may_be_padded=self.may_be_padded,
+        )

@@ -48,18 +48,22 @@ class Decoder:
         self._layers = tuple(layers)
         self._final_norm = final_norm
         self._lm_head = lm_head
-        self._frequencies = torch.tensor(spec.rotary.inverse_frequencies, dtype=torch.float32)
+        self._frequencies = torch.tensor(
+            spec.rotary.inverse_frequencies, dtype=torch.float32, device=ops.device
+        )
 
     def rotations(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, float32 [T, R/2], of positions int32 [T]."""
+        """cos and sin, float32 [T, R/2], of positions int32 [T] on the operators' device."""
         return rotation(self.spec.rotary, self._frequencies, positions)
 
     def forward(
         self, batch: ForwardBatch, kv: KVCache, rotations: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
-        """Logits float32 [R, vocab] of the tokens `batch.logit_rows`. Writes `kv`. `rotations`:
-        those of `batch.positions`, where they have been computed already."""
+        """Logits float32 [R, vocab] of the tokens `batch.logit_rows`. Writes `kv`. The batch may
+        lie on the host, the cache on the operators' device. `rotations`: those of
+        `batch.positions`, where they have been computed already."""
         ops, eps = self._ops, self.spec.norm_eps
+        batch = batch.to(ops.device)
         padded = batch.sequence < 0 if batch.may_be_padded else None
         if rotations is None:
             rotations = self.rotations(batch.positions)

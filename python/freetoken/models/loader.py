@@ -281,4 +281,5 @@ class _Builder:
         return Linear(self._ops, matrix, self._vector(bias_of(name)) if bias else None)
 
     def _vector(self, name: str) -> Tensor:
-        return torch.tensor(self._checkpoint.tensor(name).dequantize(), dtype=torch.float32)
+        numbers = self._checkpoint.tensor(name).dequantize()
+        return torch.tensor(numbers, dtype=torch.float32, device=self._ops.device)

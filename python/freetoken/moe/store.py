@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from freetoken.errors import CheckpointError
 from freetoken.formats.base import ByteRange, WeightFormat
+from freetoken.formats.planes import copy_field
 from freetoken.kernels.activations import Activation
 from freetoken.kernels.base import ExpertBank, ExpertPart
 
@@ -220,11 +221,11 @@ class PartLayout:
         """Write one expert's planes into its record, uint8 [record_bytes]."""
         fmt = self.format
         blocks = part.experts[expert]
-        _copy_field(blocks, fmt.block_bytes, fmt.codes, _plane(record, self.codes))
+        copy_field(blocks, fmt.block_bytes, fmt.codes, _plane(record, self.codes))
         if fmt.scale_block is not None:
             _plane(record, self.scales)[...] = part.scales[expert].reshape(-1)
         elif self.scales.bytes:
-            _copy_field(blocks, fmt.block_bytes, fmt.scales, _plane(record, self.scales))
+            copy_field(blocks, fmt.block_bytes, fmt.scales, _plane(record, self.scales))
         if part.factors is not None:
             _plane(record, self.factor).view(np.float32)[0] = part.factors[expert]
         if part.biases is not None:
@@ -339,23 +340,6 @@ def _allocate_records(memory: SlotMemory, layout: RecordLayout, count: int) -> B
 
 def _plane(record: Bytes, plane: ByteRange) -> Bytes:
     return record[plane.offset : plane.offset + plane.bytes]
-
-
-def _copy_field(blocks: Bytes, block_bytes: int, field: ByteRange, target: Bytes) -> None:
-    """Gather one field of every block into a plane; items of a void type copy fastest."""
-    if field.bytes == block_bytes:
-        target.reshape(blocks.shape)[...] = blocks
-        return
-    block_type = np.dtype(
-        {
-            "names": ["field"],
-            "formats": [f"V{field.bytes}"],
-            "offsets": [field.offset],
-            "itemsize": block_bytes,
-        }
-    )
-    fields = blocks.view(block_type)["field"]
-    target.view(f"V{field.bytes}").reshape(fields.shape)[...] = fields
 
 
 def _mapped_bank(layer: LayerExperts) -> ExpertBank:

@@ -1,0 +1,449 @@
+"""Causal attention over the paged cache, with a softmax that is computed as the keys come by.
+
+Query heads that share a key head are the rows of one tile. Two kernels: `decode`, one token a
+program and its positions divided among SPLITS programs, whose results a third kernel combines; and
+`prefill`, a tile of consecutive tokens. Neither's grid depends on a value in device memory.
+A token's result does not depend on the others' in either kernel.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from freetoken.kernels.triton.compile_cases import CompileCase
+from freetoken.kernels.triton.products import dot
+
+_LOG2_E = 1.4426950408889634
+_EVERYTHING = 2**31 - 1  # a window that no position is beyond
+_TILE_BYTES = 1 << 14  # of keys, and of values: two stages of both fit any GPU's 64 KiB
+_PREFILL_ROWS = 64
+_DECODE_PROGRAMS = 128  # for one token: about one per multiprocessor of a large GPU
+
+
+@triton.jit
+def _attend(
+    q,
+    low,
+    high,
+    first,
+    end,
+    k_ptr,
+    v_ptr,
+    pages_ptr,
+    head,
+    kv_heads,
+    largest,
+    total,
+    values,
+    DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Go on with the softmax of q [M, BLOCK_D] over the positions [first, end) of one sequence, of
+    which each row sees those in [low, high]. Scores are base-2 logarithms."""
+    d = tl.arange(0, BLOCK_D)
+    for begin in range(first, end, BLOCK_N):
+        n = begin + tl.arange(0, BLOCK_N)
+        exists = n < end
+        page = tl.load(pages_ptr + n // PAGE_TOKENS, mask=exists, other=0).to(tl.int64)
+        row = (page * PAGE_TOKENS + n % PAGE_TOKENS) * kv_heads + head
+        at = row[:, None] * DIM + d[None, :]
+        inside = exists[:, None] & (d < DIM)[None, :]
+        k = tl.load(k_ptr + at, mask=inside, other=0.0)
+        scores = dot(q, tl.trans(k), tl.zeros([q.shape[0], BLOCK_N], tl.float32))
+        seen = (low[:, None] <= n[None, :]) & (n[None, :] <= high[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+        larger = tl.maximum(largest, tl.max(scores, axis=1))
+        base = tl.where(larger == float("-inf"), 0.0, larger)  # a row that sees nothing yet
+        shares = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(largest - base)
+        v = tl.load(v_ptr + at, mask=inside, other=0.0)
+        values = values * shrink[:, None]
+        values = dot(shares.to(v.dtype), v, values)
+        total = total * shrink + tl.sum(shares, axis=1)
+        largest = larger
+    return largest, total, values
+
+
+@triton.jit
+def decode_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    sequence_ptr,
+    positions_ptr,
+    partials_ptr,
+    logs_ptr,
+    kv_heads,
+    pages,
+    window,
+    scale,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """One token, one key head, one of SPLITS even shares of the positions that the token sees.
+
+    Shares are whole blocks, so a short sequence has fewer of them than SPLITS, and no more than
+    there are programs for. Writes the share's mean of values to partials [T, Hq, SPLITS, DIM], and the base-2 logarithm of
+    its weight to logs [T, Hq, SPLITS]: zero and -inf for an empty share.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    split = tl.program_id(2)
+    sequence = tl.load(sequence_ptr + token)
+    position = tl.load(positions_ptr + token)
+    low = tl.maximum(position - window + 1, 0)
+    end = tl.where(sequence < 0, low, position + 1)
+    share = tl.cdiv(tl.cdiv(end - low, SPLITS), BLOCK_N) * BLOCK_N
+    first = low + split * share
+
+    m = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    q_head = (token * kv_heads + head) * GROUP + m
+    inside = (m < GROUP)[:, None] & (d < DIM)[None, :]
+    q = tl.load(q_ptr + q_head[:, None] * DIM + d[None, :], mask=inside, other=0.0)
+    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    everywhere = tl.zeros([BLOCK_M], tl.int32)
+    largest, total, values = _attend(
+        (q * scale).to(k_ptr.dtype.element_ty),
+        everywhere,
+        everywhere + position,
+        first,
+        tl.minimum(first + share, end),
+        k_ptr,
+        v_ptr,
+        table_ptr + sequence.to(tl.int64) * pages,
+        head,
+        kv_heads,
+        largest,
+        total,
+        values,
+        DIM,
+        PAGE_TOKENS,
+        BLOCK_N,
+        BLOCK_D,
+    )
+    out = q_head * SPLITS + split
+    mean = values / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(partials_ptr + out[:, None] * DIM + d[None, :], mean, mask=inside)
+    tl.store(logs_ptr + out, largest + tl.log2(total), mask=m < GROUP)
+
+
+@triton.jit
+def combine_kernel(
+    partials_ptr,
+    logs_ptr,
+    sinks_ptr,
+    sequence_ptr,
+    out_ptr,
+    heads,
+    written,
+    log2_e,
+    HAS_SINKS: tl.constexpr,
+    DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """One token and query head: the means of the shares, of which the first `written` are there,
+    each by its weight. Zero for a padded row."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    row = token * heads + head
+    d = tl.arange(0, BLOCK_D)
+    split = tl.arange(0, SPLITS)
+    inside = (split < written)[:, None] & (d < DIM)[None, :]
+    logs = tl.load(logs_ptr + row * SPLITS + split, mask=split < written, other=float("-inf"))
+    base = tl.max(logs, axis=0)
+    base = tl.where(base == float("-inf"), 0.0, base)
+    if HAS_SINKS:
+        sink = tl.load(sinks_ptr + head) * log2_e
+        base = tl.maximum(base, sink)
+    weights = tl.exp2(logs - base)
+    total = tl.sum(weights, axis=0)
+    if HAS_SINKS:
+        total += tl.exp2(sink - base)
+    total = tl.where(tl.load(sequence_ptr + token) < 0, 1.0, total)
+    at = (row * SPLITS + split)[:, None] * DIM + d[None, :]
+    parts = tl.load(partials_ptr + at, mask=inside, other=0.0)
+    out = tl.sum(parts * weights[:, None], axis=0) / total
+    tl.store(out_ptr + row * DIM + d, out, mask=d < DIM)
+
+
+@triton.jit
+def prefill_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    sequence_ptr,
+    positions_ptr,
+    sinks_ptr,
+    out_ptr,
+    tokens,
+    kv_heads,
+    pages,
+    window,
+    scale,
+    log2_e,
+    HAS_SINKS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """BLOCK_M // GROUP tokens and one key head: the tile's rows are pairs of token and query head.
+
+    The tile's sequences are gone through one after the other, each over the positions that some row
+    of it sees, from a multiple of BLOCK_N on, so that a row's sum does not depend on the others.
+    """
+    # the last tiles see the most: they begin first
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    head = tl.program_id(1)
+    m = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    token = tile.to(tl.int64) * (BLOCK_M // GROUP) + m // GROUP
+    exists = (m < BLOCK_M // GROUP * GROUP) & (token < tokens)
+    sequence = tl.load(sequence_ptr + token, mask=exists, other=-1)
+    position = tl.load(positions_ptr + token, mask=exists, other=0)
+    low = tl.maximum(position - window + 1, 0)
+    q_head = (token * kv_heads + head) * GROUP + m % GROUP
+    inside = exists[:, None] & (d < DIM)[None, :]
+    q = tl.load(q_ptr + q_head[:, None] * DIM + d[None, :], mask=inside, other=0.0)
+    q = (q * scale).to(k_ptr.dtype.element_ty)
+    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+
+    waiting = sequence
+    current = tl.max(waiting, axis=0)
+    while current >= 0:
+        own = sequence == current
+        first = tl.min(tl.where(own, low, 0x7FFFFFFF), axis=0) // BLOCK_N * BLOCK_N
+        high = tl.where(own, position, -1)
+        largest, total, values = _attend(
+            q,
+            low,
+            high,
+            first,
+            tl.max(high, axis=0) + 1,
+            k_ptr,
+            v_ptr,
+            table_ptr + current.to(tl.int64) * pages,
+            head,
+            kv_heads,
+            largest,
+            total,
+            values,
+            DIM,
+            PAGE_TOKENS,
+            BLOCK_N,
+            BLOCK_D,
+        )
+        waiting = tl.where(own, -1, waiting)
+        current = tl.max(waiting, axis=0)
+
+    if HAS_SINKS:
+        sink = tl.load(sinks_ptr + head * GROUP + m % GROUP) * log2_e
+        base = tl.maximum(largest, sink)
+        shrink = tl.exp2(largest - base)
+        total = total * shrink + tl.exp2(sink - base)
+        values = values * shrink[:, None]
+    values = values / tl.where(sequence < 0, 1.0, total)[:, None]
+    tl.store(out_ptr + q_head[:, None] * DIM + d[None, :], values, mask=inside)
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    sequence: Tensor,
+    positions: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """As freetoken.kernels.base.Ops says; caches float32 or bfloat16, whose type the products of
+    queries and keys, and of shares and values, are computed in (and added in float32)."""
+    # one token per sequence or fewer: a decode step, or something as small
+    run = _decode if q.shape[0] <= block_table.shape[0] else _prefill
+    return run(
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        sequence,
+        positions,
+        sinks,
+        scale * _LOG2_E,
+        _EVERYTHING if window is None else window,
+    )
+
+
+def _tile(k_cache: Tensor) -> tuple[int, int]:
+    """BLOCK_N and BLOCK_D."""
+    block_d = max(16, triton.next_power_of_2(k_cache.shape[3]))
+    return min(64, max(16, _TILE_BYTES // (block_d * k_cache.element_size()))), block_d
+
+
+def _decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    sequence: Tensor,
+    positions: Tensor,
+    sinks: Tensor | None,
+    scale: float,
+    window: int,
+) -> Tensor:
+    tokens, heads, dim = q.shape
+    _, page_tokens, kv_heads, _ = k_cache.shape
+    pages = block_table.shape[1]
+    block_n, block_d = _tile(k_cache)
+    # a number of the model alone: what a share is must not depend on the batch
+    splits = min(64, triton.next_power_of_2(triton.cdiv(_DECODE_PROGRAMS, kv_heads)))
+    written = min(splits, triton.cdiv(pages * page_tokens, block_n))
+    out = torch.empty_like(q)
+    partials = torch.empty(tokens, heads, splits, dim, device=q.device)
+    logs = torch.empty(tokens, heads, splits, device=q.device)
+    decode_kernel[(tokens, kv_heads, written)](
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        sequence,
+        positions,
+        partials,
+        logs,
+        kv_heads,
+        pages,
+        window,
+        scale,
+        GROUP=heads // kv_heads,
+        DIM=dim,
+        PAGE_TOKENS=page_tokens,
+        SPLITS=splits,
+        BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads)),
+        BLOCK_N=block_n,
+        BLOCK_D=block_d,
+        num_warps=4,
+        num_stages=2,
+    )
+    combine_kernel[(tokens, heads)](
+        partials,
+        logs,
+        logs if sinks is None else sinks,
+        sequence,
+        out,
+        heads,
+        written,
+        _LOG2_E,
+        HAS_SINKS=sinks is not None,
+        DIM=dim,
+        SPLITS=splits,
+        BLOCK_D=block_d,
+        num_warps=4,
+    )
+    return out
+
+
+def _prefill(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    sequence: Tensor,
+    positions: Tensor,
+    sinks: Tensor | None,
+    scale: float,
+    window: int,
+) -> Tensor:
+    tokens, heads, dim = q.shape
+    _, page_tokens, kv_heads, _ = k_cache.shape
+    group = heads // kv_heads
+    block_m = max(_PREFILL_ROWS, triton.next_power_of_2(group))
+    block_n, block_d = _tile(k_cache)
+    out = torch.empty_like(q)
+    prefill_kernel[(triton.cdiv(tokens, block_m // group), kv_heads)](
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        sequence,
+        positions,
+        out if sinks is None else sinks,
+        out,
+        tokens,
+        kv_heads,
+        block_table.shape[1],
+        window,
+        scale,
+        _LOG2_E,
+        HAS_SINKS=sinks is not None,
+        GROUP=group,
+        DIM=dim,
+        PAGE_TOKENS=page_tokens,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_D=block_d,
+        num_warps=4,
+        num_stages=2,
+    )
+    return out
+
+
+def _signature(cache: str, pointers: str, numbers: str) -> dict[str, str]:
+    types = {name: "*fp32" for name in pointers.split()}
+    types |= {name: "i32" for name in numbers.split()}
+    types |= {"k_ptr": f"*{cache}", "v_ptr": f"*{cache}", "table_ptr": "*i32"}
+    return types | {"sequence_ptr": "*i32", "positions_ptr": "*i32", "scale": "fp32"}
+
+
+_HEADS = {"GROUP": 8, "DIM": 128, "PAGE_TOKENS": 16, "BLOCK_D": 128}
+COMPILE_CASES = [
+    *(
+        CompileCase(
+            f"attention_decode_{cache}",
+            decode_kernel,
+            _signature(cache, "q_ptr partials_ptr logs_ptr", "kv_heads pages window"),
+            _HEADS | {"SPLITS": 32, "BLOCK_M": 16, "BLOCK_N": block_n},
+            {"num_warps": 4, "num_stages": 2},
+        )
+        for cache, block_n in (("bf16", 64), ("fp32", 32))
+    ),
+    CompileCase(
+        "attention_combine",
+        combine_kernel,
+        {name: "*fp32" for name in ("partials_ptr", "logs_ptr", "sinks_ptr", "out_ptr")}
+        | {"sequence_ptr": "*i32", "heads": "i32", "written": "i32", "log2_e": "fp32"},
+        {"HAS_SINKS": True, "DIM": 128, "SPLITS": 32, "BLOCK_D": 128},
+        {"num_warps": 4},
+    ),
+    *(
+        CompileCase(
+            f"attention_prefill_{cache}",
+            prefill_kernel,
+            _signature(cache, "q_ptr sinks_ptr out_ptr", "tokens kv_heads pages window")
+            | {"log2_e": "fp32"},
+            _HEADS | {"HAS_SINKS": sinks, "BLOCK_M": _PREFILL_ROWS, "BLOCK_N": block_n},
+            {"num_warps": 4, "num_stages": 2},
+        )
+        for cache, block_n, sinks in (("bf16", 64, True), ("fp32", 32, False))
+    ),
+]
