@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from itertools import chain
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import settings
@@ -28,7 +26,7 @@ class FlakyPool(SlotPool):
 
     fail_at = -1
 
-    def fill(self, layer_id: int, slot: int, record: npt.NDArray[np.uint8]) -> None:
+    def fill(self, layer_id: int, slot: int, record: torch.Tensor) -> None:
         if self.fail_at == 0:
             self.fail_at = -1
             half = len(record) // 2

@@ -30,6 +30,12 @@ class HostMemory:
         start = -raw.ctypes.data % 256
         return raw[start : start + size_bytes]
 
+    def allocate_slots(self, size_bytes: int, /) -> torch.Tensor:
+        return torch.from_numpy(self.allocate(size_bytes))
+
+    def pin(self, memory: torch.Tensor, /) -> bool:
+        return True
+
 
 class Runner:
     """A loaded checkpoint and `sequences` sequences of up to `tokens` tokens, their pages

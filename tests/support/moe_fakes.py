@@ -57,6 +57,12 @@ class HostMemory:
         start = -memory.ctypes.data % 256
         return memory[start : start + size_bytes]
 
+    def allocate_slots(self, size_bytes: int, /) -> torch.Tensor:
+        return torch.from_numpy(self.allocate(size_bytes))
+
+    def pin(self, memory: torch.Tensor, /) -> bool:
+        return True
+
 
 def random_tensor(
     rng: np.random.Generator,

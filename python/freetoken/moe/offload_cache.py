@@ -137,7 +137,7 @@ class OffloadMoeCache:
         records = self._store.records(layer_id)
         for expert, slot in self.resident(layer_id).items():
             held = self._pool.record(layer_id, slot)
-            if slot not in uncopied and (held != records[expert]).any():
+            if slot not in uncopied and not torch.equal(held, records[expert]):
                 raise RuntimeError(
                     f"MoE layer {layer_id}: slot {slot} does not hold expert {expert}'s weights"
                 )

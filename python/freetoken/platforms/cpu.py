@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from freetoken.errors import CapacityError
 from freetoken.kernels.cpu import CpuOps
@@ -42,6 +44,12 @@ class CpuPlatform:
             ) from None
         start = -memory.ctypes.data % ALIGNMENT_BYTES
         return memory[start : start + size_bytes]
+
+    def allocate_slots(self, size_bytes: int) -> Tensor:
+        return torch.from_numpy(self.allocate(size_bytes))
+
+    def pin(self, memory: Tensor) -> bool:
+        return True  # the CPU reads it as it is
 
     def close(self) -> None:
         self._ops.close()
