@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from freetoken.config import StrategyName, resolve_slots
 from freetoken.kernels.base import ExpertBank, Ops
 from freetoken.moe.cpu_executor import CpuMoeExecutor, PendingDecode
+from freetoken.moe.expert_cache import ExpertCache
 from freetoken.moe.hybrid_decode import HybridDecodeExecutor
 from freetoken.moe.lru import FetchCap
 from freetoken.moe.offload_cache import OffloadMoeCache
-from freetoken.moe.stats import ExpertCounter, MoeStats, total_counts
+from freetoken.moe.stats import (
+    DeviceExpertCounter,
+    ExpertCounter,
+    MoeStats,
+    StepCounter,
+    total_counts,
+)
 from freetoken.moe.store import (
     ExpertStore,
     LayerExperts,
@@ -22,6 +31,11 @@ from freetoken.moe.store import (
     SlotMemory,
     SlotPool,
 )
+from freetoken.moe.timeline import timelines
+
+if TYPE_CHECKING:  # they need triton, which only a GPU does
+    from freetoken.moe.device_cache import DeviceMoeCache
+    from freetoken.moe.prefill_stream import PrefillStream
 
 
 @dataclass(frozen=True)
@@ -54,18 +68,21 @@ class OffloadMoeRuntime:
         layers: Sequence[int],
         store: ExpertStore | None,
         pool: SlotPool | None,
-        cache: OffloadMoeCache | None,
+        cache: ExpertCache[Any] | None,
         cpu: CpuMoeExecutor | None,
         hybrid: HybridDecodeExecutor[PendingDecode] | None,
-        decode_counter: ExpertCounter,
+        stream: PrefillStream | None,
+        decode_counter: StepCounter,
+        prefill_counter: StepCounter,
     ) -> None:
         self.config = config
         self.experts = tuple(layers)
         self.decode_counter = decode_counter
-        self.prefill_counter = ExpertCounter(len(layers))
+        self.prefill_counter = prefill_counter
         self._decode_ids: dict[int, Tensor] = {}
         self.store = store
         self.pool = pool
+        self.stream = stream
         self._cache = cache
         self._cpu = cpu
         self._hybrid = hybrid
@@ -77,9 +94,11 @@ class OffloadMoeRuntime:
         config: MoeConfig,
         platform: SlotMemory,
         ops: Ops,
+        gpu: torch.device | None = None,
     ) -> OffloadMoeRuntime:
         """Build what the strategy needs. Only the strategy cpu keeps views of the checkpoint.
 
+        With `gpu` (the platform's device) the bookkeeping lies there too, kept by GPU kernels.
         Raises ConfigError (slots, fetch cap), CapacityError (memory), CheckpointError (formats).
         """
         experts = tuple(layer.experts for layer in layers)
@@ -87,9 +106,11 @@ class OffloadMoeRuntime:
             config.strategy, config.cache_slots, min(experts, default=0), config.top_k
         )
         cap = FetchCap.fixed(config.max_fetch)
-        counter = ExpertCounter(len(layers))
+        decode, prefill = _new_counter(len(layers), gpu), _new_counter(len(layers), gpu)
         store: ExpertStore | None = None
-        pool = cache = cpu = hybrid = None
+        pool = cpu = hybrid = None
+        cache: OffloadMoeCache | DeviceMoeCache | None = None
+        stream: PrefillStream | None = None
         if config.strategy == "cpu":
             store = MappedExpertStore(layers)
         elif config.strategy == "fused":
@@ -97,9 +118,14 @@ class OffloadMoeRuntime:
             for layer in layers:
                 pool.pack(layer)
         else:
-            store = packed = PackedExpertStore(layers, platform)
+            store = packed = PackedExpertStore(layers, platform, pinned=gpu is not None)
             pool = SlotPool(platform, layers, slots)
-            cache = OffloadMoeCache(packed, pool, cap, counter)
+            if gpu is None:
+                cache = host = OffloadMoeCache(packed, pool, cap, ExpertCounter(len(layers)))
+                decode = host.counter
+            else:
+                cache, stream = _on_gpu(packed, pool, cap, platform, ops, gpu)
+                decode, prefill = cache.counter, stream.counter
         if store is not None and config.strategy != "offload":
             cpu = CpuMoeExecutor([ops.expert_kernel(store.bank(i)) for i in range(len(layers))])
         if cpu is not None and cache is not None:
@@ -112,7 +138,9 @@ class OffloadMoeRuntime:
             cache=cache,
             cpu=cpu,
             hybrid=hybrid,
-            decode_counter=counter,
+            stream=stream,
+            decode_counter=decode,
+            prefill_counter=prefill,
         )
 
     @property
@@ -121,7 +149,7 @@ class OffloadMoeRuntime:
         return self.pool.slots if self.pool is not None else 0
 
     @property
-    def cache(self) -> OffloadMoeCache:
+    def cache(self) -> ExpertCache[Any]:
         if self._cache is None:
             raise self._has_no("cache")
         return self._cache
@@ -173,7 +201,7 @@ class OffloadMoeRuntime:
         """Finish CPU work and let go of all weights, but those that layers have bound: they go with
         the layers. May be called again."""
         cpu, self._cpu = self._cpu, None
-        self._hybrid = self._cache = self.store = self.pool = None
+        self._hybrid = self._cache = self.store = self.pool = self.stream = None
         self._decode_ids = {}
         if cpu is not None:
             cpu.close()
@@ -183,3 +211,25 @@ class OffloadMoeRuntime:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _new_counter(layers: int, gpu: torch.device | None) -> StepCounter:
+    return ExpertCounter(layers) if gpu is None else DeviceExpertCounter(layers, gpu)
+
+
+def _on_gpu(
+    store: PackedExpertStore,
+    pool: SlotPool,
+    cap: FetchCap,
+    memory: SlotMemory,
+    ops: Ops,
+    gpu: torch.device,
+) -> tuple[DeviceMoeCache, PrefillStream]:
+    from freetoken.moe.device_cache import DeviceMoeCache
+    from freetoken.moe.prefill_stream import PrefillStream
+
+    cache = DeviceMoeCache(store, pool, cap, DeviceExpertCounter(store.layers, gpu))
+    stream = PrefillStream(
+        store, pool, cache, memory, bind=ops.expert_kernel, timelines=timelines(gpu)
+    )
+    return cache, stream
