@@ -7,18 +7,18 @@ tokens bring only the experts that they use, marked on the device. Nothing is re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from freetoken.kernels.base import ExpertBank, ExpertKernel
+from freetoken.kernels.base import ExpertKernel
 from freetoken.kernels.triton.copy import copy_layer, copy_layer_by_engine
 from freetoken.kernels.triton.lru import PENDING
 from freetoken.moe.device_cache import DeviceMoeCache
 from freetoken.moe.stats import mark_active
-from freetoken.moe.store import PackedExpertStore, SlotMemory, SlotPool
+from freetoken.moe.store import BindRecords, PackedExpertStore, SlotMemory, SlotPool
 from freetoken.moe.timeline import Timeline
 
 # From so many routes per expert on, whole layers: of uniform routes two per expert use 86% of the
@@ -54,10 +54,10 @@ class PrefillStream:
         cache: DeviceMoeCache,
         memory: SlotMemory,
         *,
-        bind: Callable[[ExpertBank], ExpertKernel],
+        bind: BindRecords,
         timelines: tuple[Timeline, Timeline],
     ) -> None:
-        """`bind` makes the kernel of a bank of records; `timelines` are the computation's and the
+        """`bind` makes the kernel of a buffer's records; `timelines` are the computation's and the
         copies'. Raises CapacityError if there is no room for two layers' experts."""
         self._store = store
         self._pool = pool
@@ -68,7 +68,7 @@ class PrefillStream:
         self._buffers = [_Buffer(memory.allocate_slots(max(sizes))) for _ in range(2)]
         self._rows = [self._view(layer_id) for layer_id in range(store.layers)]
         self._kernels: Sequence[ExpertKernel] = [
-            bind(store.layouts[layer_id].bank(rows)) for layer_id, rows in enumerate(self._rows)
+            bind(store.layouts[layer_id], rows) for layer_id, rows in enumerate(self._rows)
         ]
 
     def _view(self, layer_id: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from freetoken.config import StrategyName, resolve_slots
-from freetoken.kernels.base import ExpertBank, Ops
+from freetoken.kernels.base import ExpertBank, ExpertKernel, Ops
 from freetoken.moe.cpu_executor import CpuMoeExecutor, PendingDecode
 from freetoken.moe.expert_cache import ExpertCache
 from freetoken.moe.hybrid_decode import HybridDecodeExecutor
@@ -24,6 +24,7 @@ from freetoken.moe.stats import (
     total_counts,
 )
 from freetoken.moe.store import (
+    BindRecords,
     ExpertStore,
     LayerExperts,
     MappedExpertStore,
@@ -54,6 +55,14 @@ class MoeConfig:
     overlap: bool = True
 
 
+@dataclass(frozen=True)
+class GpuExperts:
+    """The GPU of a runtime: where slots, ids and counts lie, and what computes on records there."""
+
+    device: torch.device
+    bind: BindRecords
+
+
 class OffloadMoeRuntime:
     """The MoE side of one loaded model; close it, or use it as a context manager.
 
@@ -72,6 +81,7 @@ class OffloadMoeRuntime:
         cpu: CpuMoeExecutor | None,
         hybrid: HybridDecodeExecutor[PendingDecode] | None,
         stream: PrefillStream | None,
+        bind: BindRecords,
         decode_counter: StepCounter,
         prefill_counter: StepCounter,
     ) -> None:
@@ -83,6 +93,7 @@ class OffloadMoeRuntime:
         self.store = store
         self.pool = pool
         self.stream = stream
+        self._bind = bind
         self._cache = cache
         self._cpu = cpu
         self._hybrid = hybrid
@@ -94,11 +105,12 @@ class OffloadMoeRuntime:
         config: MoeConfig,
         platform: SlotMemory,
         ops: Ops,
-        gpu: torch.device | None = None,
+        gpu: GpuExperts | None = None,
     ) -> OffloadMoeRuntime:
         """Build what the strategy needs. Only the strategy cpu keeps views of the checkpoint.
 
-        With `gpu` (the platform's device) the bookkeeping lies there too, kept by GPU kernels.
+        `ops` has the CPU's expert kernels, which also compute experts on slots in host memory.
+        With `gpu` the slots lie on a GPU, its kernels compute on them and keep the cache's books.
         Raises ConfigError (slots, fetch cap), CapacityError (memory), CheckpointError (formats).
         """
         experts = tuple(layer.experts for layer in layers)
@@ -107,6 +119,7 @@ class OffloadMoeRuntime:
         )
         cap = FetchCap.fixed(config.max_fetch)
         decode, prefill = _new_counter(len(layers), gpu), _new_counter(len(layers), gpu)
+        bind = _on_host(ops) if gpu is None else gpu.bind
         store: ExpertStore | None = None
         pool = cpu = hybrid = None
         cache: OffloadMoeCache | DeviceMoeCache | None = None
@@ -124,7 +137,7 @@ class OffloadMoeRuntime:
                 cache = host = OffloadMoeCache(packed, pool, cap, ExpertCounter(len(layers)))
                 decode = host.counter
             else:
-                cache, stream = _on_gpu(packed, pool, cap, platform, ops, gpu)
+                cache, stream = _on_gpu(packed, pool, cap, platform, gpu)
                 decode, prefill = cache.counter, stream.counter
         if store is not None and config.strategy != "offload":
             cpu = CpuMoeExecutor([ops.expert_kernel(store.bank(i)) for i in range(len(layers))])
@@ -139,6 +152,7 @@ class OffloadMoeRuntime:
             cpu=cpu,
             hybrid=hybrid,
             stream=stream,
+            bind=bind,
             decode_counter=decode,
             prefill_counter=prefill,
         )
@@ -169,8 +183,14 @@ class OffloadMoeRuntime:
     def _has_no(self, part: str) -> RuntimeError:
         return RuntimeError(f"a {self.config.strategy} runtime has no {part}, or it is closed")
 
+    def slot_kernel(self, layer_id: int) -> ExpertKernel | None:
+        """What computes on the slots of a layer, for its GPU expert callback; None where there are
+        none."""
+        pool = self.pool
+        return None if pool is None else self._bind(pool.layouts[layer_id], pool.records(layer_id))
+
     def slot_bank(self, layer_id: int) -> ExpertBank | None:
-        """The slots of a layer for its GPU expert callback; None where there are none."""
+        """The slots of a layer as a bank; None where there are none."""
         return self.pool.bank(layer_id) if self.pool is not None else None
 
     @property
@@ -213,8 +233,12 @@ class OffloadMoeRuntime:
         self.close()
 
 
-def _new_counter(layers: int, gpu: torch.device | None) -> StepCounter:
-    return ExpertCounter(layers) if gpu is None else DeviceExpertCounter(layers, gpu)
+def _new_counter(layers: int, gpu: GpuExperts | None) -> StepCounter:
+    return ExpertCounter(layers) if gpu is None else DeviceExpertCounter(layers, gpu.device)
+
+
+def _on_host(ops: Ops) -> BindRecords:
+    return lambda layout, records: ops.expert_kernel(layout.bank(records))
 
 
 def _on_gpu(
@@ -222,14 +246,13 @@ def _on_gpu(
     pool: SlotPool,
     cap: FetchCap,
     memory: SlotMemory,
-    ops: Ops,
-    gpu: torch.device,
+    gpu: GpuExperts,
 ) -> tuple[DeviceMoeCache, PrefillStream]:
     from freetoken.moe.device_cache import DeviceMoeCache
     from freetoken.moe.prefill_stream import PrefillStream
 
-    cache = DeviceMoeCache(store, pool, cap, DeviceExpertCounter(store.layers, gpu))
+    cache = DeviceMoeCache(store, pool, cap, DeviceExpertCounter(store.layers, gpu.device))
     stream = PrefillStream(
-        store, pool, cache, memory, bind=ops.expert_kernel, timelines=timelines(gpu)
+        store, pool, cache, memory, bind=gpu.bind, timelines=timelines(gpu.device)
     )
     return cache, stream

@@ -9,7 +9,7 @@ record.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from freetoken.errors import CapacityError, CheckpointError
 from freetoken.formats.base import ByteRange, WeightFormat
 from freetoken.kernels.activations import Activation
-from freetoken.kernels.base import ExpertBank, ExpertPart
+from freetoken.kernels.base import ExpertBank, ExpertKernel, ExpertPart
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -266,6 +266,10 @@ class RecordLayout:
         """Write one expert's planes into its record, uint8 [record_bytes]."""
         for part, tensor in zip(self.parts, layer.parts, strict=True):
             part.pack(tensor, expert, record)
+
+
+# Makes the kernel of records uint8 [n, record_bytes] in that layout.
+BindRecords = Callable[[RecordLayout, Tensor], ExpertKernel]
 
 
 class PackedExpertStore:
