@@ -1,4 +1,4 @@
-"""The caches, on the host and on a device: ids in place, copies, failed copies, counts, contents."""
+"""The caches, on host and device: ids in place, copies, failed copies, counts, contents."""
 
 from __future__ import annotations
 
