@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from freetoken.moe.hybrid_decode import HybridDecodeExecutor, HybridDecodeRequest
+from support.host_reads import HostReads
 
 
 class Recorder:
@@ -190,24 +189,6 @@ def test_when_both_sides_fail_both_errors_are_told() -> None:
         executor(fake).decode(request([[11, 42]], [[0.7, 0.3]]), gpu)
     assert isinstance(caught.value.__context__, ValueError)
     assert not fake.pending
-
-
-class HostReads(torch.overrides.TorchFunctionMode):
-    """Fails on anything that would bring a device value to the host."""
-
-    FORBIDDEN = frozenset(
-        {"item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "nonzero", "unique"}
-    )
-
-    def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: object,
-        args: tuple[object, ...] = (),
-        kwargs: dict[str, object] | None = None,
-    ) -> object:
-        assert func.__name__ not in self.FORBIDDEN, f"{func.__name__} reads a device value"
-        return func(*args, **(kwargs or {}))
 
 
 class Blind:

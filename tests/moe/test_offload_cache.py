@@ -1,11 +1,11 @@
-"""The cache as one: ids in place, copies, failed copies, counts, contents."""
+"""The caches, on host and device: ids in place, copies, failed copies, counts, contents."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import settings
@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from freetoken.errors import CapacityError
+from freetoken.moe.device_cache import DeviceMoeCache
 from freetoken.moe.lru import FetchCap
 from freetoken.moe.offload_cache import OffloadMoeCache
-from freetoken.moe.stats import ExpertCounter
+from freetoken.moe.stats import DeviceExpertCounter, ExpertCounter
 from freetoken.moe.store import PackedExpertStore, SlotPool
 from freetoken.telemetry import ExpertCounts
-from support.moe_fakes import HostMemory, random_layer
+from support.moe_fakes import DeviceMemory, HostMemory, random_layer
 
 LAYERS = [random_layer(0, 6), random_layer(1, 6)]
 
@@ -28,7 +29,7 @@ class FlakyPool(SlotPool):
 
     fail_at = -1
 
-    def fill(self, layer_id: int, slot: int, record: npt.NDArray[np.uint8]) -> None:
+    def fill(self, layer_id: int, slot: int, record: torch.Tensor) -> None:
         if self.fail_at == 0:
             self.fail_at = -1
             half = len(record) // 2
@@ -46,13 +47,32 @@ def make_cache(slots: int, max_fetch: int | None = None) -> tuple[OffloadMoeCach
     return cache, pool
 
 
-def ids_of(*rows: list[int]) -> torch.Tensor:
-    return torch.tensor(rows, dtype=torch.int32)
+def make_device_cache(slots: int, max_fetch: int | None = None) -> tuple[DeviceMoeCache, SlotPool]:
+    memory = DeviceMemory()
+    pool = SlotPool(memory, LAYERS, slots)
+    store = PackedExpertStore(LAYERS, memory, pinned=True)
+    counter = DeviceExpertCounter(2, memory.device)
+    return DeviceMoeCache(store, pool, FetchCap.fixed(max_fetch), counter), pool
 
 
-def test_ids_become_slots_in_place_and_copies_follow() -> None:
-    cache, pool = make_cache(slots=3)
-    ids = ids_of([4, 2], [2, 5])
+def ids_of(*rows: list[int], device: torch.device | str = "cpu") -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.int32, device=device)
+
+
+Make = Callable[..., tuple[Any, SlotPool]]
+both = pytest.mark.parametrize(
+    ("make", "device"),
+    [
+        pytest.param(make_cache, "cpu", id="host"),
+        pytest.param(make_device_cache, DeviceMemory.device, id="device"),
+    ],
+)
+
+
+@both
+def test_ids_become_slots_in_place_and_copies_follow(make: Make, device: torch.device) -> None:
+    cache, pool = make(slots=3)
+    ids = ids_of([4, 2], [2, 5], device=device)
     cache.ensure_experts_hybrid(1, ids)
     assert ids.tolist() == [[1, 0], [0, 2]]
     assert not pool.record(1, 0).any()  # nothing is copied before copy_missing
@@ -64,38 +84,43 @@ def test_ids_become_slots_in_place_and_copies_follow() -> None:
     assert pool.record(1, 0).any()
 
 
-def test_the_cap_leaves_routes_to_the_cpu_and_can_change() -> None:
-    cache, _ = make_cache(slots=3, max_fetch=1)
-    ids = ids_of([4, 2])
+@both
+def test_the_cap_leaves_routes_to_the_cpu_and_can_change(make: Make, device: torch.device) -> None:
+    cache, _ = make(slots=3, max_fetch=1)
+    ids = ids_of([4, 2], device=device)
     cache.ensure_experts_hybrid(0, ids)
     cache.copy_missing()
     assert ids.tolist() == [[-1, 0]]
-    cache.cap.value[...] = 0
-    ids = ids_of([4, 2])
+    cache.cap.set(0)
+    ids = ids_of([4, 2], device=device)
     cache.ensure_experts_hybrid(0, ids)
     assert ids.tolist() == [[-1, 0]]
 
 
-def test_ensure_experts_fetches_every_miss_whatever_the_cap() -> None:
-    cache, _ = make_cache(slots=3, max_fetch=0)
-    ids = ids_of([4, 2], [-1, -1])
+@both
+def test_ensure_experts_fetches_every_miss_whatever_the_cap(
+    make: Make, device: torch.device
+) -> None:
+    cache, _ = make(slots=3, max_fetch=0)
+    ids = ids_of([4, 2], [-1, -1], device=device)
     cache.ensure_experts(0, ids)
     assert ids.tolist() == [[1, 0], [-1, -1]]
     with pytest.raises(CapacityError, match="4 experts"):
-        cache.ensure_experts(0, ids_of([0, 1], [2, 3]))
+        cache.ensure_experts(0, ids_of([0, 1], [2, 3], device=device))
 
 
-def test_counts_of_steps_and_of_waves() -> None:
-    cache, _ = make_cache(slots=2, max_fetch=1)
+@both
+def test_counts_of_steps_and_of_waves(make: Make, device: torch.device) -> None:
+    cache, _ = make(slots=2, max_fetch=1)
     for row in ([0, 1], [0, 3]):
-        cache.ensure_experts_hybrid(0, ids_of(row, row))
+        cache.ensure_experts_hybrid(0, ids_of(row, row, device=device))
         cache.record_stats(0)
         cache.copy_missing()
     assert cache.stats() == (
         ExpertCounts(steps=2, active=4, hits=1, misses=3, fetched=2, cpu=1),
         ExpertCounts(),
     )
-    other = ExpertCounter(2)
+    other = cache.new_counter()
     cache.record_into(other, 0, steps=0)
     assert other.layer(0) == ExpertCounts(steps=0, active=2, hits=1, misses=1, fetched=1, cpu=0)
 
@@ -119,10 +144,13 @@ def test_a_failed_copy_leaves_its_slot_and_the_later_ones_empty(
     cache.check_integrity(contents=True)
 
 
-def test_a_step_that_ended_before_its_copies_is_undone_by_the_next() -> None:
-    cache, _ = make_cache(slots=2)
-    cache.ensure_experts_hybrid(0, ids_of([3, 1]))
-    ids = ids_of([3])
+@both
+def test_a_step_that_ended_before_its_copies_is_undone_by_the_next(
+    make: Make, device: torch.device
+) -> None:
+    cache, _ = make(slots=2)
+    cache.ensure_experts_hybrid(0, ids_of([3, 1], device=device))
+    ids = ids_of([3], device=device)
     cache.ensure_experts_hybrid(1, ids)  # another layer: layer 0 was never copied
     cache.copy_missing()
     assert cache.resident(0) == {}
@@ -130,9 +158,10 @@ def test_a_step_that_ended_before_its_copies_is_undone_by_the_next() -> None:
     cache.check_integrity(contents=True)
 
 
-def test_contents_check_finds_a_foreign_record() -> None:
-    cache, pool = make_cache(slots=2)
-    cache.ensure_experts_hybrid(1, ids_of([3]))
+@both
+def test_contents_check_finds_a_foreign_record(make: Make, device: torch.device) -> None:
+    cache, pool = make(slots=2)
+    cache.ensure_experts_hybrid(1, ids_of([3], device=device))
     cache.copy_missing()
     pool.clear(1, 0)
     with pytest.raises(RuntimeError, match="MoE layer 1: slot 0 does not hold expert 3"):

@@ -34,6 +34,12 @@ class HostMemory:
     def place(self, bank: ExpertBank, *, mapped: bool) -> None:
         """All memory is as near."""
 
+    def allocate_slots(self, size_bytes: int, /) -> torch.Tensor:
+        return torch.from_numpy(self.allocate(size_bytes))
+
+    def pin(self, memory: torch.Tensor, /) -> bool:
+        return True
+
 
 class Runner:
     """A loaded checkpoint and `sequences` sequences of up to `tokens` tokens, their pages

@@ -15,6 +15,7 @@ from freetoken.formats.base import ByteRange, WeightFormat
 from freetoken.kernels.activations import Activation
 from freetoken.kernels.base import ExpertBank, ExpertPart
 from freetoken.moe.store import ExpertTensor, LayerExperts
+from freetoken.platforms import gpu_memory
 from support.random_weights import random_matrix
 from support.reference_ops import ReferenceOps, gated, read_bias, read_expert
 
@@ -67,6 +68,37 @@ class HostMemory:
 def code_addresses(bank: ExpertBank) -> list[int]:
     """Where the codes of gate, up and down of each expert begin, as `HostMemory` remembers them."""
     return [int(start) for part in (bank.gate, bank.up, bank.down) for start in part.codes]
+
+    def allocate_slots(self, size_bytes: int, /) -> torch.Tensor:
+        return torch.from_numpy(self.allocate(size_bytes))
+
+    def pin(self, memory: torch.Tensor, /) -> bool:
+        return True
+
+
+class DeviceMemory(HostMemory):
+    """Slots on the GPU where there is one; else in host memory, which the interpreter's kernels
+    read. After `refuses_after` calls `pin` says no."""
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def __init__(self, limit_bytes: int | None = None, refuses_after: int | None = None) -> None:
+        super().__init__(limit_bytes)
+        self.refuses_after = refuses_after
+        self.pinned_bytes = 0
+
+    def allocate_slots(self, size_bytes: int, /) -> torch.Tensor:
+        if self.device.type == "cpu":
+            return super().allocate_slots(size_bytes)
+        return gpu_memory.allocate_slots(size_bytes, self.device)
+
+    def pin(self, memory: torch.Tensor, /) -> bool:
+        if self.refuses_after is not None:
+            self.refuses_after -= 1
+            if self.refuses_after < 0:
+                return False
+        self.pinned_bytes += memory.nbytes
+        return self.device.type == "cpu" or gpu_memory.pin(memory)
 
 
 def random_tensor(

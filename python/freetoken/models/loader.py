@@ -226,8 +226,7 @@ class _Builder:
         strategy = make_strategy(runtime)
         built = {}
         for layer_id, (layer, moe) in enumerate(zip(layers, specs, strict=True)):
-            bank = runtime.slot_bank(layer_id)
-            kernel = None if bank is None else self._ops.expert_kernel(bank)
+            kernel = runtime.slot_kernel(layer_id)
             built[layer] = OffloadMoELayer(
                 layer_id, routers[layer_id], moe, self._ops, strategy, kernel
             )

@@ -47,6 +47,17 @@ class FetchCap:
             raise ConfigError(f"the fetched share of the misses is {share}; expected 0 to 1")
         return FetchCap(np.array(round(share * FRACTION_ONE), dtype=np.int32), is_fraction=True)
 
+    def set(self, value: int) -> None:
+        """Change it for the calls to come. Raises ConfigError for a value out of range."""
+        self.value[...] = self.checked(value)
+
+    def checked(self, value: int) -> int:
+        """The value itself. Raises ConfigError if it is out of range."""
+        most = FRACTION_ONE if self.is_fraction else UNLIMITED
+        if not 0 <= value <= most:
+            raise ConfigError(f"the fetch cap was set to {value}; expected 0 to {most}")
+        return value
+
     def limit(self, misses: int) -> int:
         """The cap for a call with that many misses.
 
@@ -55,10 +66,7 @@ class FetchCap:
         the one that makes the longer of the two shortest is taken; on a tie the larger, since a
         fetched expert may be a hit next time. Raises ConfigError for a value out of range.
         """
-        value = int(self.value)
-        most = FRACTION_ONE if self.is_fraction else UNLIMITED
-        if not 0 <= value <= most:
-            raise ConfigError(f"the fetch cap was set to {value}; expected 0 to {most}")
+        value = self.checked(int(self.value))
         if not self.is_fraction:
             return value
         fewer = value * misses // FRACTION_ONE

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from freetoken.moe.expert_cache import expert_waves, token_runs
 from freetoken.moe.lru import Assignment, ExpertLru, FetchCap
 from freetoken.moe.stats import ExpertCounter
 from freetoken.moe.store import PackedExpertStore, SlotPool
-from freetoken.moe.waves import split_experts, split_tokens
 from freetoken.telemetry import ExpertCounts
 
 
@@ -69,17 +69,10 @@ class OffloadMoeCache:
         self._fetch = _Fetch(layer_id, found.experts, found.slots)
 
     def token_runs(self, topk_ids: Tensor) -> list[slice]:
-        """Runs of tokens of ids [T, K] whose experts fit the slots together. The ids are read on
-        the host only where more could be asked for than there are slots."""
-        if topk_ids.numel() <= self.slots:
-            return [slice(0, len(topk_ids))]
-        return split_tokens(topk_ids.cpu().numpy(), self.slots)
+        return token_runs(topk_ids, self.slots)
 
     def expert_waves(self, layer_id: int, topk_ids: Tensor) -> list[Tensor]:
-        """Masks bool [T, K] of the routes of each wave of at most as many experts as slots, those
-        that have a slot first. Reads the ids on the host."""
-        waves = split_experts(topk_ids.cpu().numpy(), self.slots, self.resident(layer_id))
-        return [torch.from_numpy(routes).to(topk_ids.device) for routes in waves]
+        return expert_waves(topk_ids, self.slots, self.resident(layer_id))
 
     def copy_missing(self) -> None:
         """Fill the slots that the last call assigned. If a copy fails, its slot and those after
@@ -98,6 +91,9 @@ class OffloadMoeCache:
         if self._fetch.slots:
             self._lrus[self._fetch.layer_id].forget(self._fetch.slots)
             self._fetch = _Fetch(0, [], [])
+
+    def new_counter(self) -> ExpertCounter:
+        return ExpertCounter(len(self._lrus))
 
     def record_stats(self, layer_id: int) -> None:
         """Count the layer's last ensure call as one decode step."""
@@ -137,7 +133,7 @@ class OffloadMoeCache:
         records = self._store.records(layer_id)
         for expert, slot in self.resident(layer_id).items():
             held = self._pool.record(layer_id, slot)
-            if slot not in uncopied and (held != records[expert]).any():
+            if slot not in uncopied and not torch.equal(held, records[expert]):
                 raise RuntimeError(
                     f"MoE layer {layer_id}: slot {slot} does not hold expert {expert}'s weights"
                 )

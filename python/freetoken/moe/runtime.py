@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from freetoken.config import StrategyName, resolve_slots
-from freetoken.kernels.base import ExpertBank, Ops
+from freetoken.kernels.base import ExpertBank, ExpertKernel, Ops
 from freetoken.moe.cpu_executor import CpuMoeExecutor, PendingDecode
+from freetoken.moe.expert_cache import ExpertCache
 from freetoken.moe.hybrid_decode import HybridDecodeExecutor
 from freetoken.moe.lru import FetchCap
 from freetoken.moe.offload_cache import OffloadMoeCache
-from freetoken.moe.stats import ExpertCounter, MoeStats, total_counts
+from freetoken.moe.stats import (
+    DeviceExpertCounter,
+    ExpertCounter,
+    MoeStats,
+    StepCounter,
+    total_counts,
+)
 from freetoken.moe.store import (
+    BindRecords,
     ExpertStore,
     LayerExperts,
     MappedExpertStore,
@@ -22,6 +32,11 @@ from freetoken.moe.store import (
     SlotMemory,
     SlotPool,
 )
+from freetoken.moe.timeline import timelines
+
+if TYPE_CHECKING:  # they need triton, which only a GPU does
+    from freetoken.moe.device_cache import DeviceMoeCache
+    from freetoken.moe.prefill_stream import PrefillStream
 
 
 @dataclass(frozen=True)
@@ -42,6 +57,14 @@ class MoeConfig:
     fits_memory: bool = False
 
 
+@dataclass(frozen=True)
+class GpuExperts:
+    """The GPU of a runtime: where slots, ids and counts lie, and what computes on records there."""
+
+    device: torch.device
+    bind: BindRecords
+
+
 class OffloadMoeRuntime:
     """The MoE side of one loaded model; close it, or use it as a context manager.
 
@@ -56,18 +79,23 @@ class OffloadMoeRuntime:
         layers: Sequence[int],
         store: ExpertStore | None,
         pool: SlotPool | None,
-        cache: OffloadMoeCache | None,
+        cache: ExpertCache[Any] | None,
         cpu: CpuMoeExecutor | None,
         hybrid: HybridDecodeExecutor[PendingDecode] | None,
-        decode_counter: ExpertCounter,
+        stream: PrefillStream | None,
+        bind: BindRecords,
+        decode_counter: StepCounter,
+        prefill_counter: StepCounter,
     ) -> None:
         self.config = config
         self.experts = tuple(layers)
         self.decode_counter = decode_counter
-        self.prefill_counter = ExpertCounter(len(layers))
+        self.prefill_counter = prefill_counter
         self._decode_ids: dict[int, Tensor] = {}
         self.store = store
         self.pool = pool
+        self.stream = stream
+        self._bind = bind
         self._cache = cache
         self._cpu = cpu
         self._hybrid = hybrid
@@ -79,9 +107,12 @@ class OffloadMoeRuntime:
         config: MoeConfig,
         platform: SlotMemory,
         ops: Ops,
+        gpu: GpuExperts | None = None,
     ) -> OffloadMoeRuntime:
         """Build what the strategy needs. Only the strategy cpu keeps views of the checkpoint.
 
+        `ops` has the CPU's expert kernels, which also compute experts on slots in host memory.
+        With `gpu` the slots lie on a GPU, its kernels compute on them and keep the cache's books.
         Raises ConfigError (slots, fetch cap), CapacityError (memory), CheckpointError (formats).
         """
         experts = tuple(layer.experts for layer in layers)
@@ -89,9 +120,12 @@ class OffloadMoeRuntime:
             config.strategy, config.cache_slots, min(experts, default=0), config.top_k
         )
         cap = FetchCap.fixed(config.max_fetch)
-        counter = ExpertCounter(len(layers))
+        decode, prefill = _new_counter(len(layers), gpu), _new_counter(len(layers), gpu)
+        bind = _on_host(ops) if gpu is None else gpu.bind
         store: ExpertStore | None = None
-        pool = cache = cpu = hybrid = None
+        pool = cpu = hybrid = None
+        cache: OffloadMoeCache | DeviceMoeCache | None = None
+        stream: PrefillStream | None = None
         if config.strategy == "cpu":
             store = MappedExpertStore(layers)
             if config.fits_memory:
@@ -102,9 +136,14 @@ class OffloadMoeRuntime:
             for layer in layers:
                 pool.pack(layer)
         else:
-            store = packed = PackedExpertStore(layers, platform)
+            store = packed = PackedExpertStore(layers, platform, pinned=gpu is not None)
             pool = SlotPool(platform, layers, slots)
-            cache = OffloadMoeCache(packed, pool, cap, counter)
+            if gpu is None:
+                cache = host = OffloadMoeCache(packed, pool, cap, ExpertCounter(len(layers)))
+                decode = host.counter
+            else:
+                cache, stream = _on_gpu(packed, pool, cap, platform, gpu)
+                decode, prefill = cache.counter, stream.counter
         if store is not None and config.strategy != "offload":
             cpu = CpuMoeExecutor([ops.expert_kernel(store.bank(i)) for i in range(len(layers))])
         if cpu is not None and cache is not None:
@@ -117,7 +156,10 @@ class OffloadMoeRuntime:
             cache=cache,
             cpu=cpu,
             hybrid=hybrid,
-            decode_counter=counter,
+            stream=stream,
+            bind=bind,
+            decode_counter=decode,
+            prefill_counter=prefill,
         )
 
     @property
@@ -126,7 +168,7 @@ class OffloadMoeRuntime:
         return self.pool.slots if self.pool is not None else 0
 
     @property
-    def cache(self) -> OffloadMoeCache:
+    def cache(self) -> ExpertCache[Any]:
         if self._cache is None:
             raise self._has_no("cache")
         return self._cache
@@ -146,8 +188,14 @@ class OffloadMoeRuntime:
     def _has_no(self, part: str) -> RuntimeError:
         return RuntimeError(f"a {self.config.strategy} runtime has no {part}, or it is closed")
 
+    def slot_kernel(self, layer_id: int) -> ExpertKernel | None:
+        """What computes on the slots of a layer, for its GPU expert callback; None where there are
+        none."""
+        pool = self.pool
+        return None if pool is None else self._bind(pool.layouts[layer_id], pool.records(layer_id))
+
     def slot_bank(self, layer_id: int) -> ExpertBank | None:
-        """The slots of a layer for its GPU expert callback; None where there are none."""
+        """The slots of a layer as a bank; None where there are none."""
         return self.pool.bank(layer_id) if self.pool is not None else None
 
     @property
@@ -178,7 +226,7 @@ class OffloadMoeRuntime:
         """Finish CPU work and let go of all weights, but those that layers have bound: they go with
         the layers. May be called again."""
         cpu, self._cpu = self._cpu, None
-        self._hybrid = self._cache = self.store = self.pool = None
+        self._hybrid = self._cache = self.store = self.pool = self.stream = None
         self._decode_ids = {}
         if cpu is not None:
             cpu.close()
@@ -188,3 +236,28 @@ class OffloadMoeRuntime:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _new_counter(layers: int, gpu: GpuExperts | None) -> StepCounter:
+    return ExpertCounter(layers) if gpu is None else DeviceExpertCounter(layers, gpu.device)
+
+
+def _on_host(ops: Ops) -> BindRecords:
+    return lambda layout, records: ops.expert_kernel(layout.bank(records))
+
+
+def _on_gpu(
+    store: PackedExpertStore,
+    pool: SlotPool,
+    cap: FetchCap,
+    memory: SlotMemory,
+    gpu: GpuExperts,
+) -> tuple[DeviceMoeCache, PrefillStream]:
+    from freetoken.moe.device_cache import DeviceMoeCache
+    from freetoken.moe.prefill_stream import PrefillStream
+
+    cache = DeviceMoeCache(store, pool, cap, DeviceExpertCounter(store.layers, gpu.device))
+    stream = PrefillStream(
+        store, pool, cache, memory, bind=gpu.bind, timelines=timelines(gpu.device)
+    )
+    return cache, stream

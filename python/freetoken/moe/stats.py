@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from freetoken.telemetry import ExpertCounts
@@ -36,6 +38,22 @@ def total_counts(layers: Iterable[ExpertCounts]) -> ExpertCounts:
     )
 
 
+class StepCounter(Protocol):
+    """Running counts of each layer."""
+
+    def add_routes(self, layer_id: int, topk_ids: Tensor, experts: int, *, on_cpu: bool) -> None:
+        """Add one step whose ids [T, K] all found their experts in slots, or all on the CPU."""
+        ...
+
+    def layers(self) -> tuple[ExpertCounts, ...]:
+        """Counts of every layer since the last reset."""
+        ...
+
+    def reset(self) -> None:
+        """Start again from zero."""
+        ...
+
+
 class ExpertCounter:
     """Running counts of `layers` layers. Plain integers: it is called once per layer and step."""
 
@@ -58,9 +76,7 @@ class ExpertCounter:
 
     def layer(self, layer_id: int) -> ExpertCounts:
         """Counts of one layer since the last reset."""
-        steps, hits, fetched, cpu = self._rows[layer_id]
-        misses = fetched + cpu
-        return ExpertCounts(steps, hits + misses, hits, misses, fetched, cpu)
+        return _counts(self._rows[layer_id])
 
     def layers(self) -> tuple[ExpertCounts, ...]:
         """Counts of every layer since the last reset."""
@@ -69,6 +85,49 @@ class ExpertCounter:
     def reset(self) -> None:
         """Start again from zero."""
         self._rows = [[0, 0, 0, 0] for _ in self._rows]
+
+
+class DeviceExpertCounter:
+    """Running counts on a device. Adding reads nothing on the host, so that graphs can hold it."""
+
+    def __init__(self, layers: int, device: torch.device) -> None:
+        self._rows = torch.zeros(layers, 4, dtype=torch.int64, device=device)
+
+    def row(self, layer_id: int) -> Tensor:
+        """A layer's counts, int64 [4]: steps, hits, fetched, computed on the CPU. To be added to
+        on the device."""
+        return self._rows[layer_id]
+
+    def add_routes(self, layer_id: int, topk_ids: Tensor, experts: int, *, on_cpu: bool) -> None:
+        """Add one step whose ids [T, K] all found their experts in slots, or all on the CPU."""
+        row = self._rows[layer_id]
+        row[0] += 1
+        row[3 if on_cpu else 1] += mark_active(topk_ids, experts).sum()
+
+    def layer(self, layer_id: int) -> ExpertCounts:
+        """Counts of one layer since the last reset. Reads them from the device."""
+        return _counts(self._rows[layer_id].tolist())
+
+    def layers(self) -> tuple[ExpertCounts, ...]:
+        """Counts of every layer since the last reset. Reads them from the device."""
+        return tuple(_counts(row) for row in self._rows.tolist())
+
+    def reset(self) -> None:
+        """Start again from zero."""
+        self._rows.zero_()
+
+
+def _counts(row: Sequence[int]) -> ExpertCounts:
+    steps, hits, fetched, cpu = row
+    misses = fetched + cpu
+    return ExpertCounts(steps, hits + misses, hits, misses, fetched, cpu)
+
+
+def mark_active(topk_ids: Tensor, experts: int) -> Tensor:
+    """int32 [experts], on the device of ids [T, K]: 1 for each expert among them, else 0."""
+    marks = torch.zeros(experts + 1, dtype=torch.int32, device=topk_ids.device)
+    spare = topk_ids.reshape(-1).long().where(topk_ids.reshape(-1) >= 0, experts)
+    return marks.scatter_(0, spare, 1)[:experts]
 
 
 def count_active(topk_ids: npt.NDArray[np.int32], experts: int) -> int:

@@ -1,6 +1,7 @@
 """Where expert weights lie: the checkpoint's own bytes, packed records, and a pool of slots.
 
-One expert of a packed store is one contiguous record. Its planes (codes, scales and, where there
+One expert of a packed store is one contiguous record, and a layer's records are a tensor uint8
+[n, record_bytes], in host memory or on a device. Its planes (codes, scales and, where there
 are such, factor and bias of gate, up and down) stand at fixed offsets that are multiples of 256
 bytes, and so does every record; a slot has the same layout, so that a fetch is one copy of one
 record.
@@ -8,18 +9,20 @@ record.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from freetoken.errors import CheckpointError
+from freetoken.errors import CapacityError, CheckpointError
 from freetoken.formats.base import ByteRange, WeightFormat
 from freetoken.formats.planes import copy_field
 from freetoken.kernels.activations import Activation
-from freetoken.kernels.base import ExpertBank, ExpertPart
+from freetoken.kernels.base import ExpertBank, ExpertKernel, ExpertPart
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -31,7 +34,7 @@ class SlotMemory(Protocol):
     """The part of a platform that stores need."""
 
     def allocate(self, size_bytes: int, /) -> Bytes:
-        """Zeroed memory, uint8 [size_bytes], beginning at a multiple of 256 bytes.
+        """Zeroed host memory, uint8 [size_bytes], beginning at a multiple of 256 bytes.
 
         Raises CapacityError if there is not so much.
         """
@@ -41,6 +44,15 @@ class SlotMemory(Protocol):
         """Before memory of `allocate` is written (`mapped` False), or a checkpoint's own bytes
         are used (`mapped` True): see that each expert's rows lie near the CPU threads that will
         read them. Does nothing where all memory is as near, or where it is settled already."""
+        ...
+
+    def allocate_slots(self, size_bytes: int, /) -> Tensor:
+        """The same in the device's memory, where slots lie. On a CPU that is host memory."""
+        ...
+
+    def pin(self, memory: Tensor, /) -> bool:
+        """Let the device read host memory, uint8 [size_bytes], while that lives. False where the
+        system refuses, which is a normal case; then nothing has changed."""
         ...
 
 
@@ -250,10 +262,10 @@ class RecordLayout:
             offset = parts[-1].end
         return RecordLayout(tuple(parts), offset, layer.activation)
 
-    def bank(self, records: Bytes) -> ExpertBank:
-        """The bank of records uint8 [n, record_bytes]."""
+    def bank(self, records: Tensor) -> ExpertBank:
+        """The bank of records uint8 [n, record_bytes]; its addresses are those of their device."""
         starts = np.arange(len(records), dtype=np.uint64) * np.uint64(self.record_bytes)
-        starts += np.uint64(records.ctypes.data)
+        starts += np.uint64(records.data_ptr())
         gate, up, down = (part.expert_part(starts) for part in self.parts)
         return ExpertBank(gate, up, down, self.activation, owners=(records,))
 
@@ -263,31 +275,52 @@ class RecordLayout:
             part.pack(tensor, expert, record)
 
 
+# Makes the kernel of records uint8 [n, record_bytes] in that layout.
+BindRecords = Callable[[RecordLayout, Tensor], ExpertKernel]
+
+
 class PackedExpertStore:
     """All experts as records in host memory. Keeps nothing of the checkpoint."""
 
-    def __init__(self, layers: Sequence[LayerExperts], memory: SlotMemory) -> None:
+    def __init__(
+        self, layers: Sequence[LayerExperts], memory: SlotMemory, *, pinned: bool = False
+    ) -> None:
+        """With `pinned` the records can be read by the device: they are filled first and pinned
+        afterwards. Raises CapacityError if they cannot be pinned, or if memory is short."""
         _check_numbering(layers)
-        self._layouts = tuple(RecordLayout.of(layer) for layer in layers)
+        self.layouts = tuple(RecordLayout.of(layer) for layer in layers)
         self._records = tuple(
-            _allocate_records(memory, layout, layer.experts)
-            for layout, layer in zip(self._layouts, layers, strict=True)
+            _host_records(memory, layout, layer.experts)
+            for layout, layer in zip(self.layouts, layers, strict=True)
         )
-        for layer, layout, records in zip(layers, self._layouts, self._records, strict=True):
+        for layer, layout, records in zip(layers, self.layouts, self._records, strict=True):
+            rows = records.numpy()
             for expert in range(layer.experts):
-                layout.pack(layer, expert, records[expert])
+                layout.pack(layer, expert, rows[expert])
+        if pinned:
+            self._pin(memory)
+
+    def _pin(self, memory: SlotMemory) -> None:
+        for layer_id, records in enumerate(self._records):
+            if not memory.pin(records.view(-1)):
+                total = sum(records.nbytes for records in self._records)
+                raise CapacityError(
+                    f"cannot pin the experts of MoE layer {layer_id} of {self.layers}, of "
+                    f"{total / 2**30:.1f} GiB in all, for the GPU to read; raise the limit on "
+                    "locked memory (ulimit -l), or use --strategy cpu, which needs none"
+                )
 
     @property
     def layers(self) -> int:
         return len(self._records)
 
     def bank(self, layer_id: int) -> ExpertBank:
-        return self._layouts[layer_id].bank(self._records[layer_id])
+        return self.layouts[layer_id].bank(self._records[layer_id])
 
     def record_bytes(self, layer_id: int) -> int:
-        return self._layouts[layer_id].record_bytes
+        return self.layouts[layer_id].record_bytes
 
-    def records(self, layer_id: int) -> Bytes:
+    def records(self, layer_id: int) -> Tensor:
         """The records of a layer, uint8 [E, record_bytes]. Not to be written."""
         return self._records[layer_id]
 
@@ -298,42 +331,57 @@ class SlotPool:
     def __init__(self, memory: SlotMemory, layers: Sequence[LayerExperts], slots: int) -> None:
         _check_numbering(layers)
         self.slots = slots
-        self._layouts = tuple(RecordLayout.of(layer) for layer in layers)
-        self._records = tuple(_allocate_records(memory, layout, slots) for layout in self._layouts)
+        self.layouts = tuple(RecordLayout.of(layer) for layer in layers)
+        self._records = tuple(
+            memory.allocate_slots(slots * layout.record_bytes).view(slots, -1)
+            for layout in self.layouts
+        )
 
     def bank(self, layer_id: int) -> ExpertBank:
         """The slots of a layer, as a bank: slot s is its expert s."""
-        return self._layouts[layer_id].bank(self._records[layer_id])
+        return self.layouts[layer_id].bank(self._records[layer_id])
 
     def record_bytes(self, layer_id: int) -> int:
-        return self._layouts[layer_id].record_bytes
+        return self.layouts[layer_id].record_bytes
 
-    def fill(self, layer_id: int, slot: int, record: Bytes) -> None:
+    def fill(self, layer_id: int, slot: int, record: Tensor) -> None:
         """Copy a record, uint8 [record_bytes], into a slot."""
-        self._records[layer_id][slot] = record
+        self._records[layer_id][slot].copy_(record)
 
     def clear(self, layer_id: int, slot: int) -> None:
         """Make a slot zero again, as one that was never filled."""
-        self._records[layer_id][slot] = 0
+        self._records[layer_id][slot].zero_()
 
-    def record(self, layer_id: int, slot: int) -> Bytes:
+    def record(self, layer_id: int, slot: int) -> Tensor:
         """The bytes of a slot, uint8 [record_bytes]. Not to be written."""
-        record: Bytes = self._records[layer_id][slot]
-        return record
+        return self._records[layer_id][slot]
+
+    def records(self, layer_id: int) -> Tensor:
+        """All slots of a layer, uint8 [S, record_bytes]."""
+        return self._records[layer_id]
 
     def pack(self, layer: LayerExperts) -> None:
         """Fill slot e with expert e, straight from the checkpoint. Needs slots >= E."""
-        layout = self._layouts[layer.layer_id]
+        layout = self.layouts[layer.layer_id]
+        records = self._records[layer.layer_id]
+        if records.device.type == "cpu":
+            rows = records.numpy()
+            for expert in range(layer.experts):
+                layout.pack(layer, expert, rows[expert])
+            return
+        staging = torch.zeros(layout.record_bytes, dtype=torch.uint8)
         for expert in range(layer.experts):
-            layout.pack(layer, expert, self._records[layer.layer_id][expert])
+            layout.pack(layer, expert, staging.numpy())
+            records[expert].copy_(staging)
 
 
 def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _allocate_records(memory: SlotMemory, layout: RecordLayout, count: int) -> Bytes:
-    records: Bytes = memory.allocate(count * layout.record_bytes).reshape(count, -1)
+def _host_records(memory: SlotMemory, layout: RecordLayout, count: int) -> Tensor:
+    rows = memory.allocate(count * layout.record_bytes).reshape(count, -1)
+    records = torch.from_numpy(rows)
     memory.place(layout.bank(records), mapped=False)
     return records
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from freetoken.kernels.base import ExpertBank, Ops
 
@@ -29,8 +30,17 @@ class Platform(Protocol):
         ...
 
     def allocate(self, size_bytes: int) -> npt.NDArray[np.uint8]:
-        """Zeroed memory for expert slots or packed experts: uint8 [size_bytes], aligned to 256
-        bytes. Raises CapacityError if there is too little."""
+        """Zeroed host memory for packed experts: uint8 [size_bytes], aligned to 256 bytes. Raises
+        CapacityError if there is too little."""
+        ...
+
+    def allocate_slots(self, size_bytes: int) -> Tensor:
+        """The same in the device's memory, for expert slots."""
+        ...
+
+    def pin(self, memory: Tensor) -> bool:
+        """Let the device read host memory, uint8 [size_bytes], while that lives. False where the
+        system refuses; then nothing has changed."""
         ...
 
     def place(self, bank: ExpertBank, *, mapped: bool) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from freetoken.errors import CapacityError
 from freetoken.kernels.base import ExpertBank
@@ -46,6 +48,12 @@ class CpuPlatform:
 
     def place(self, bank: ExpertBank, *, mapped: bool) -> None:
         self._ops.place(bank, mapped=mapped)
+
+    def allocate_slots(self, size_bytes: int) -> Tensor:
+        return torch.from_numpy(self.allocate(size_bytes))
+
+    def pin(self, memory: Tensor) -> bool:
+        return True  # the CPU reads it as it is
 
     def close(self) -> None:
         self._ops.close()

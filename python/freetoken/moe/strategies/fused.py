@@ -6,7 +6,7 @@ from torch import Tensor
 
 from freetoken.moe.hybrid_decode import GpuExpertRunner
 from freetoken.moe.runtime import OffloadMoeRuntime
-from freetoken.moe.stats import ExpertCounter
+from freetoken.moe.stats import StepCounter
 from freetoken.moe.strategies.base import RunnerTable
 
 
@@ -38,5 +38,5 @@ class FusedStrategy:
         weights = topk_weights.masked_fill(topk_ids < 0, 0.0)
         return self._runners[layer_id](hidden_states, weights, topk_ids.clamp_min(0))
 
-    def _count(self, counter: ExpertCounter, layer_id: int, topk_ids: Tensor) -> None:
+    def _count(self, counter: StepCounter, layer_id: int, topk_ids: Tensor) -> None:
         counter.add_routes(layer_id, topk_ids, self._runtime.experts[layer_id], on_cpu=False)

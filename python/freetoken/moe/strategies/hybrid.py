@@ -7,7 +7,7 @@ from torch import Tensor
 from freetoken.moe.hybrid_decode import GpuExpertRunner, HybridDecodeRequest
 from freetoken.moe.runtime import OffloadMoeRuntime
 from freetoken.moe.strategies.base import RunnerTable
-from freetoken.moe.strategies.offload import prefill_in_waves
+from freetoken.moe.strategies.offload import prefill_experts
 
 
 class HybridStrategy:
@@ -30,6 +30,6 @@ class HybridStrategy:
         self, layer_id: int, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
     ) -> Tensor:
         runner = self._runners[layer_id]
-        return prefill_in_waves(
+        return prefill_experts(
             self._runtime, layer_id, hidden_states, topk_weights, topk_ids, runner
         )

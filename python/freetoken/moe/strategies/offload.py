@@ -39,9 +39,23 @@ class OffloadStrategy:
         self, layer_id: int, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
     ) -> Tensor:
         runner = self._runners[layer_id]
-        return prefill_in_waves(
+        return prefill_experts(
             self._runtime, layer_id, hidden_states, topk_weights, topk_ids, runner
         )
+
+
+def prefill_experts(
+    runtime: OffloadMoeRuntime,
+    layer_id: int,
+    hidden_states: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    runner: GpuExpertRunner,
+) -> Tensor:
+    """Through the runtime's stream, which has kernels of its own; without one, in waves."""
+    if runtime.stream is not None:
+        return runtime.stream.prefill(layer_id, hidden_states, topk_weights, topk_ids)
+    return prefill_in_waves(runtime, layer_id, hidden_states, topk_weights, topk_ids, runner)
 
 
 def prefill_in_waves(
