@@ -141,8 +141,8 @@ void Coordinator::State::answer(Slot& slot, int index) {
   progress.advance();
   running.store(-1, std::memory_order_release);
   if (failed.load(std::memory_order_acquire)) return skip(slot);
+  fulfilled();   // before: who sees the stream go on, sees it counted
   slot.word->store(kDone, std::memory_order_release);
-  fulfilled();
 }
 
 // The word may be done already: the watchdog answers for a coordinator that is stuck.
@@ -150,8 +150,8 @@ void Coordinator::State::skip(Slot& slot) {
   const std::lock_guard lock(skip_mutex);
   if (slot.word->load(std::memory_order_acquire) != kReady) return;
   if (slot.job.poison) slot.job.poison();
+  fulfilled();   // before: who sees the stream go on, sees it counted
   slot.word->store(kDone, std::memory_order_release);
-  fulfilled();
 }
 
 void Coordinator::State::fulfilled() {

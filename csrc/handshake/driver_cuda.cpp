@@ -96,7 +96,8 @@ class CudaDriver final : public Driver {
     }
     int has = 0;
     check(device_attribute_(&has, kHas64BitMemoryOperations, device_), "cuDeviceGetAttribute");
-    return has != 0 ? "" : "the driver says that this device has no 64-bit stream memory operations (attribute 122 is 0)";
+    if (has != 0) return {};
+    return "the driver says that this device has no 64-bit stream memory operations (attribute 122 is 0)";
   }
   const char* memory_operations_name() const override { return "CUDA stream memory operations"; }
   FlagBlock allocate_flags() override {

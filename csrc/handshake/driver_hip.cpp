@@ -130,8 +130,8 @@ class HipDriver final : public Driver {
   bool record(Stream stream, std::uint32_t operation, void* word, std::uint64_t value);
   void check(Result result, const char* call) const {
     if (result == 0) return;
-    throw DriverError(std::string("ROCm: ") + call + " failed: " + error_name_(result) + " (" + error_text_(result) + ")",
-                      result);
+    throw DriverError(
+        std::string("ROCm: ") + call + " failed: " + error_name_(result) + " (" + error_text_(result) + ")", result);
   }
 
   Library library_;
@@ -216,7 +216,8 @@ std::string HipDriver::no_memory_operations() {
   }
   int can = 0;
   check(device_attribute_(&can, kCanUseStreamWaitValue, device_), "hipDeviceGetAttribute");
-  return can != 0 ? "" : "the driver says that this device cannot wait for values (hipDeviceAttributeCanUseStreamWaitValue is 0)";
+  if (can != 0) return {};
+  return "the driver says that this device cannot wait for values (hipDeviceAttributeCanUseStreamWaitValue is 0)";
 }
 
 // Adds a node with this one operation to the graph that the stream is being captured into, after what was
