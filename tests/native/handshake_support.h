@@ -51,6 +51,14 @@ inline CoordinatorOptions quick(std::chrono::milliseconds stall_limit = 20'000ms
 
 using Row = std::array<std::uint64_t, 16>;
 
+template <class Call>
+void freely(Call call) {   // also on a device that is gone
+  try {
+    call();
+  } catch (const DriverError&) {
+  }
+}
+
 // x = x * 3 + side of the layer + 1, on the CPU, layer by layer; inputs and outputs are in pinned memory.
 class Step {
  public:
@@ -65,15 +73,11 @@ class Step {
       }});
     }
   }
-  // After the handshake is closed.
-  ~Step() {
-    try {
-      if (executable_ != nullptr) driver_.destroy_executable(executable_);
-      driver_.destroy_stream(stream);
-      driver_.free_device(device_);
-      driver_.free_pinned(pinned_);
-    } catch (const DriverError&) {
-    }
+  ~Step() {   // after the handshake is closed
+    freely([&] { if (executable_ != nullptr) driver_.destroy_executable(executable_); });
+    freely([&] { driver_.destroy_stream(stream); });
+    freely([&] { driver_.free_device(device_); });
+    freely([&] { driver_.free_pinned(pinned_); });
   }
 
   void set_inputs(std::uint64_t seed) {

@@ -66,7 +66,7 @@ void goes_on(const Wrong& wrong) {
   } else {
     CHECK(choice.mechanism == (wrong.eager ? Mechanism::MemoryOperations : Mechanism::StreamSynchronization));
   }
-  serve_correctly(fake, choice, 100);
+  serve_correctly(fake, choice, 1000);
 }
 
 }  // namespace
@@ -119,13 +119,15 @@ TEST(a_lost_write_is_given_up_in_time) {
   }
 }
 
+#ifndef __SANITIZE_THREAD__   // which finds the data race that this is
 TEST(waits_that_do_not_wait) {
   for (const Vendor vendor : {Vendor::Cuda, Vendor::Rocm}) {
     Fake fake(vendor, fake::kWaitPasses);
     const Choice choice = refuses_first(fake, "an eager step");
-    serve_correctly(fake, choice, 100);
+    serve_correctly(fake, choice, 1000);
   }
 }
+#endif
 
 TEST(long_graphs_with_stale_addresses) {
   goes_on({Vendor::Cuda, fake::kStaleAfter200, "from a wrong address", true});
