@@ -94,6 +94,18 @@ class CpuExpertKernel:
         )
         return CpuPending(pending, out)
 
+    def add_to(
+        self,
+        handshake: _native.GpuHandshake,
+        hidden_states: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        out: Tensor,
+        name: str,
+    ) -> int:
+        """A slot of a handshake of the same pool, that computes `out` from what these hold then."""
+        return handshake.add_experts(self._bank, hidden_states, topk_weights, topk_ids, out, name)
+
 
 class CpuOps:
     """freetoken.kernels.base.Ops on a worker pool of its own.
@@ -139,6 +151,17 @@ class CpuOps:
         finally:
             recording = self._context.stop_recording()
         return result, CpuRecording(self._context, recording)
+
+    def handshake(
+        self,
+        driver: _native.GpuDriver,
+        choice: _native.HandshakeChoice,
+        stall_limit_seconds: float = 30.0,
+    ) -> _native.GpuHandshake:
+        """Between the streams of a GPU and these kernels' worker pool. Close it before this."""
+        return _native.GpuHandshake(
+            driver, self._context, choice.mechanism, choice.capturable, stall_limit_seconds
+        )
 
     def read_bytes(self, data: npt.NDArray[np.uint8]) -> int:
         """Read uint8 [n] once with all threads; the sum of its 64-bit words. For benchmarks."""
