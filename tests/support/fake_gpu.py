@@ -24,7 +24,7 @@ def build_fake_driver(vendor: str, directory: Path) -> Path:
     library = directory / f"libfake_{vendor}.so"
     sources = [str(SOURCES / f"{name}.cpp") for name in (vendor, "device")]
     compiler = os.environ.get("CXX", "c++")
-    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"]
+    flags = ["-std=c++20", "-O0", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"]
     subprocess.run([compiler, *flags, *sources, "-o", str(library)], check=True)
     return library
 

@@ -155,12 +155,14 @@ class CpuOps:
     def handshake(
         self,
         driver: _native.GpuDriver,
-        choice: _native.HandshakeChoice,
+        mechanism: _native.Mechanism,
+        capturable: bool,
         stall_limit_seconds: float = 30.0,
     ) -> _native.GpuHandshake:
-        """Between the streams of a GPU and these kernels' worker pool. Close it before this."""
+        """Between the streams of a GPU and these kernels' worker pool, in the way that
+        `driver.choose()` found. Close it before this."""
         return _native.GpuHandshake(
-            driver, self._context, choice.mechanism, choice.capturable, stall_limit_seconds
+            driver, self._context, mechanism, capturable, stall_limit_seconds
         )
 
     def read_bytes(self, data: npt.NDArray[np.uint8]) -> int:

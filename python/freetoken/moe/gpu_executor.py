@@ -1,8 +1,8 @@
 """Experts on the CPU's worker pool, between the operations of a GPU stream.
 
-The contract of `CpuMoeExecutor`, for tensors on a device. Nothing here waits for the GPU: inputs are
-copied to pinned memory on the current stream, a handshake starts the work when they are there, and
-its result is copied back behind the handshake's end. So the calls can be captured into a graph.
+The contract of `CpuMoeExecutor`, for tensors on a device. Nothing here waits for the GPU: inputs
+are copied to pinned memory on the current stream, a handshake starts the work when they are there,
+and its result is copied back behind the handshake's end. So a graph can capture the calls.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ class PendingGpuDecode:
 class GpuCpuMoeExecutor:
     """Runs the experts of any layer on the CPU for a device that goes on meanwhile.
 
-    `kernels` has one CPU kernel per MoE layer, all of the pool that `handshake` was made for. Shapes
-    as in ExpertKernel, on the device: hidden_states float32 [T, H], topk_weights float32 [T, K],
-    topk_ids int32 [T, K] where -1 is skipped; results are float64 [T, H].
+    `kernels` has one CPU kernel per MoE layer, all of the pool that `handshake` was made for.
+    Shapes as in ExpertKernel, on the device: hidden_states float32 [T, H], topk_weights float32
+    [T, K], topk_ids int32 [T, K] where -1 is skipped; results are float64 [T, H].
 
     What a failed job should have given is NaN, and `check` raises: call it when the stream is
     synchronised, before a step's results are used.
@@ -216,6 +216,7 @@ class GpuCpuMoeExecutor:
     def _refuse_if_capturing(self, tokens: int) -> None:
         if self._streams.capturing():
             raise RuntimeError(
-                f"found a first step of {tokens} tokens inside a graph capture, expected its memory "
-                "to be pinned already; run one eager step of this batch size before capturing it"
+                f"found a first step of {tokens} tokens inside a graph capture, expected its "
+                "memory to be pinned already; run one eager step of this batch size before "
+                "capturing it"
             )
