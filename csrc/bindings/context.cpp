@@ -1,6 +1,7 @@
 #include "bindings/context.h"
 
 #include <algorithm>
+#include <array>
 #include <list>
 #include <utility>
 
@@ -81,7 +82,8 @@ void check_pages(const AttentionArgs& args, std::int64_t sequences, std::int64_t
 // The arrays of an expert call, checked against the bank and each other.
 struct ExpertCall {
   ExpertCall(const Bank& bank, Array x_array, Array weights_array, Array ids_array, Array out_array)
-      : bank(bank), x("x", x_array), weights("weights", weights_array), ids("ids", ids_array), out("out", out_array) {
+      : bank(bank), arrays{x_array, weights_array, ids_array, out_array}, x("x", x_array),
+        weights("weights", weights_array), ids("ids", ids_array), out("out", out_array) {
     x.expect({kAny, bank.hidden()});
     weights.expect({x.shape(0), kAny});
     ids.expect_like(weights);
@@ -92,18 +94,25 @@ struct ExpertCall {
     return {&bank.bank, x.data(), ids.data(), weights.data(), out.data(), x.shape(0), ids.shape(1)};
   }
 
-  bool has_routes() const {
-    for (std::int64_t i = 0; i < ids.size(); ++i) {
-      if (ids[i] >= 0 && weights[i] != 0.0f) return true;
-    }
-    return false;
+  std::vector<nb::object> uses(nb::handle bank_object) const {
+    std::vector<nb::object> objects{nb::borrow(bank_object)};
+    for (const Array array : arrays) objects.push_back(nb::borrow(array.object));
+    return objects;
   }
 
   const Bank& bank;
+  const std::array<Array, 4> arrays;
   Floats2 x, weights;
   View<const std::int32_t, 2> ids;
   View<double, 2> out;
 };
+
+bool has_routes(const ExpertArgs& args) {
+  for (std::int64_t i = 0; i < args.tokens * args.top_k; ++i) {
+    if (args.ids[i] >= 0 && args.weights[i] != 0.0f) return true;
+  }
+  return false;
+}
 
 }  // namespace
 
@@ -405,18 +414,29 @@ std::unique_ptr<Pending> Context::experts_submit(nb::handle_t<Bank> bank, Array 
   indices(call.ids).check(-1, call.bank.experts());
   if (recording_ != nullptr) throw std::runtime_error("submitted work cannot be recorded");
   auto pool = this->pool();
-  std::vector<nb::object> arrays{nb::borrow(bank)};
-  for (const Array array : {x, weights, ids, out}) arrays.push_back(nb::borrow(array.object));
   std::shared_ptr<ThreadPool::Ticket> ticket;
   unlocked([&] {
-    if (call.has_routes()) {
+    if (has_routes(call.args())) {
       ticket = pool->submit(make_expert_task(*kernels_, call.args(), pool->teams()));
     } else {   // nothing to compute: no worker is woken
       std::fill_n(call.out.data(), call.out.size(), 0.0);
       ticket = ThreadPool::completed();
     }
   });
-  return std::make_unique<Pending>(std::move(pool), std::move(ticket), std::move(arrays));
+  return std::make_unique<Pending>(std::move(pool), std::move(ticket), call.uses(bank));
+}
+
+ExpertWork Context::expert_work(nb::handle_t<Bank> bank, Array x, Array weights, Array ids, Array out) const {
+  const ExpertCall call(nb::cast<const Bank&>(bank), x, weights, ids, out);
+  const std::span result(call.out.data(), static_cast<std::size_t>(call.out.size()));
+  auto run = [pool = pool(), kernels = kernels_, args = call.args(), ids = indices(call.ids),
+              experts = call.bank.experts(), result] {
+    ids.check(-1, experts);
+    if (!has_routes(args)) return std::ranges::fill(result, 0.0), void();   // no worker is woken
+    const auto task = make_expert_task(*kernels, args, pool->size());
+    pool->run(*task);
+  };
+  return {std::move(run), result, call.uses(bank)};
 }
 
 std::uint64_t Context::read_bytes(Array data_array) const {

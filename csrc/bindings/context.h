@@ -46,6 +46,14 @@ struct Recording {
   std::vector<nb::object> uses;
 };
 
+// Expert work on fixed arrays, to be run again and again on what they hold, from any thread and without
+// the GIL. `uses` keeps the memory behind it alive.
+struct ExpertWork {
+  std::function<void()> run;
+  std::span<double> out;
+  std::vector<nb::object> uses;
+};
+
 class Context {
  public:
   Context(std::optional<int> threads, const std::optional<std::string>& isa, Precision activations);
@@ -75,6 +83,7 @@ class Context {
   void to_float32(Array x, Array out) const;
   std::unique_ptr<Pending> experts_submit(nb::handle_t<Bank> bank, Array x, Array weights, Array ids,
                                           Array out) const;
+  ExpertWork expert_work(nb::handle_t<Bank> bank, Array x, Array weights, Array ids, Array out) const;
   std::uint64_t read_bytes(Array data) const;
 
   void start_recording();

@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/context.h"
+#include "bindings/handshake.h"
 #include "bindings/weights.h"
 #include "core/cpu_features.h"
 #include "core/topology.h"
@@ -22,4 +23,5 @@ NB_MODULE(_native, module) {
       "One logical CPU per physical core inside the affinity mask, by NUMA node.");
   ft::py::bind_weights(module);
   ft::py::bind_context(module);
+  ft::py::bind_handshake(module);
 }

@@ -208,3 +208,126 @@ class Context:
         """
         Read uint8 [n] once with all threads; the sum of its 64-bit words. For measuring the read bandwidth.
         """
+
+class DriverError(RuntimeError):
+    pass
+
+class HandshakeError(RuntimeError):
+    pass
+
+class Vendor(enum.Enum):
+    """Whose GPU driver."""
+
+    Cuda = 0
+
+    Rocm = 1
+
+class Mechanism(enum.Enum):
+    """How a stream and the CPU wait for each other, best first."""
+
+    MemoryOperations = 0
+
+    HostCallbacks = 1
+
+    StreamSynchronization = 2
+
+class HandshakeFinding:
+    """What the probe of one mechanism found."""
+
+    @property
+    def mechanism(self) -> Mechanism: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def eager(self) -> bool:
+        """Whether it works on a stream."""
+
+    @property
+    def graph(self) -> bool:
+        """Whether it works in a replayed graph."""
+
+    @property
+    def reason(self) -> str:
+        """Why not both; empty: it does both."""
+
+class HandshakeChoice:
+    """The best mechanism of this machine, and what was found."""
+
+    @property
+    def mechanism(self) -> Mechanism: ...
+
+    @property
+    def capturable(self) -> bool: ...
+
+    @property
+    def findings(self) -> list[HandshakeFinding]: ...
+
+class GpuDriver:
+    """A GPU driver's library, opened at run time."""
+
+    def __init__(self, vendor: Vendor, path: str = '', device: int = 0) -> None:
+        """
+        path: the library; empty: the one that is loaded already, else the system's. Raises DriverError.
+        """
+
+    @property
+    def vendor(self) -> Vendor: ...
+
+    def probe(self, mechanism: Mechanism, layers: int = 60, rounds: int = 4, time_limit_seconds: float = 5.0) -> HandshakeFinding:
+        """
+        Try one mechanism, eagerly and in a graph of about 7 nodes for each layer.
+        """
+
+    def choose(self, layers: int = 60, rounds: int = 4, time_limit_seconds: float = 5.0) -> HandshakeChoice:
+        """
+        The first mechanism that works in graphs, else the first that works. DriverError if none does.
+        """
+
+class GpuHandshake:
+    """
+    Experts on the CPU between the operations of a GPU stream. For each slot submits and waits alternate. Destroy graphs that have captured them first.
+    """
+
+    def __init__(self, driver: GpuDriver, context: Context, mechanism: Mechanism, capturable: bool, stall_limit_seconds: float = 30.0) -> None: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def capturable(self) -> bool: ...
+
+    @property
+    def slots(self) -> int: ...
+
+    def add_experts(self, bank: ExpertBank, x: torch.Tensor | numpy.typing.NDArray[Any], weights: torch.Tensor | numpy.typing.NDArray[Any], ids: torch.Tensor | numpy.typing.NDArray[Any], out: torch.Tensor | numpy.typing.NDArray[Any], name: str) -> int:
+        """
+        A slot whose job reads x float32 [T, H], weights float32 [T, K], ids int32 [T, K] and writes out float64 [T, H], all in pinned memory. Not while a stream is captured. Returns its number.
+        """
+
+    def submit(self, slot: int, stream: int) -> None:
+        """
+        The job may start when the stream gets here. Raises HandshakeError after a failure.
+        """
+
+    def wait(self, slot: int, stream: int) -> None:
+        """What the stream does from here on comes after the job."""
+
+    def announce(self, handshakes: int) -> None:
+        """
+        A graph with so many submits is about to be launched: the watchdog looks for them.
+        """
+
+    def check(self) -> None:
+        """
+        Raise HandshakeError if a job failed or nothing moves. Call when the stream is synchronised, before its results are used.
+        """
+
+    def clear(self) -> None:
+        """Forget a failed job. The streams must be idle."""
+
+    def close(self) -> None:
+        """
+        Let the device and the workers finish. RuntimeError if a job never ends.
+        """

@@ -94,6 +94,18 @@ class CpuExpertKernel:
         )
         return CpuPending(pending, out)
 
+    def add_to(
+        self,
+        handshake: _native.GpuHandshake,
+        hidden_states: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        out: Tensor,
+        name: str,
+    ) -> int:
+        """A slot of a handshake of the same pool, that computes `out` from what these hold then."""
+        return handshake.add_experts(self._bank, hidden_states, topk_weights, topk_ids, out, name)
+
 
 class CpuOps:
     """freetoken.kernels.base.Ops on a worker pool of its own.
@@ -161,6 +173,19 @@ class CpuOps:
         that nobody else uses yet."""
         if self.nodes > 1:
             self._context.place(self._native_bank(bank), mapped)
+
+    def handshake(
+        self,
+        driver: _native.GpuDriver,
+        mechanism: _native.Mechanism,
+        capturable: bool,
+        stall_limit_seconds: float = 30.0,
+    ) -> _native.GpuHandshake:
+        """Between the streams of a GPU and these kernels' worker pool, in the way that
+        `driver.choose()` found. Close it before this."""
+        return _native.GpuHandshake(
+            driver, self._context, mechanism, capturable, stall_limit_seconds
+        )
 
     def read_bytes(self, data: npt.NDArray[np.uint8]) -> int:
         """Read uint8 [n] once with all threads; the sum of its 64-bit words. For benchmarks."""
