@@ -433,7 +433,7 @@ ExpertWork Context::expert_work(nb::handle_t<Bank> bank, Array x, Array weights,
               experts = call.bank.experts(), result] {
     ids.check(-1, experts);
     if (!has_routes(args)) return std::ranges::fill(result, 0.0), void();   // no worker is woken
-    const auto task = make_expert_task(*kernels, args, pool->size());
+    const auto task = make_expert_task(*kernels, args, pool->teams());
     pool->run(*task);
   };
   return {std::move(run), result, call.uses(bank)};
