@@ -26,7 +26,7 @@ from freetoken.kvcache import KVCache, page_bytes
 from freetoken.models import Decoder, load_decoder, read_spec
 from freetoken.models.recorded import RecordedDecoder
 from freetoken.models.spec import DecoderSpec, MoeSpec
-from freetoken.moe.runtime import MoeConfig, OffloadMoeRuntime
+from freetoken.moe.runtime import GpuExperts, MoeConfig, OffloadMoeRuntime
 from freetoken.moe.store import LayerExperts
 from freetoken.platforms import Platform, select_platform
 from freetoken.telemetry import ConfigReport
@@ -89,7 +89,9 @@ class _MoeLoader:
             overlap=resolved.overlap,
             fits_memory=self._checkpoint.file_bytes() <= self._hardware.memory_bytes,
         )
-        self.runtime = OffloadMoeRuntime.create(layers, moe_config, self._platform, self._ops)
+        self.runtime = OffloadMoeRuntime.create(
+            layers, moe_config, self._platform, self._platform.cpu_ops, _gpu_experts(self._platform)
+        )
         self._resources.callback(self.runtime.close)
         return self.runtime
 
@@ -143,6 +145,20 @@ def load_model(model: str | Path, config: EngineConfig) -> LoadedModel:
             report=_report(checkpoint, spec, platform, ops, resolved, make_moe.formats),
             resources=resources.pop_all(),
         )
+
+
+def _gpu_experts(platform: Platform) -> GpuExperts | None:
+    gpu = platform.gpu
+    if gpu is None:
+        return None
+    from freetoken.moe.device_bank import device_bank  # it needs triton
+
+    return GpuExperts(
+        device=gpu.ops.device,
+        bind=lambda layout, records: gpu.ops.experts(device_bank(layout, records)),
+        streams=gpu.streams,
+        handshake=gpu.handshake,
+    )
 
 
 def _engine(

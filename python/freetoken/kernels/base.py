@@ -154,10 +154,6 @@ class Ops(Protocol):
         """Bind a [N, H] tensor, zero copy on a CPU, else copied to the device. Raises CheckpointError for a format without kernel."""
         ...
 
-    def expert_kernel(self, bank: ExpertBank) -> ExpertKernel:
-        """Bind the experts of a bank. Raises CheckpointError for a format without kernel."""
-        ...
-
     def linear(self, x: Tensor, w: Matrix, bias: Tensor | None = None) -> Tensor:
         """x [T, H] @ w [N, H]^T (+ bias [N]) -> [T, N].
 

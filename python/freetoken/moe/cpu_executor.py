@@ -60,6 +60,12 @@ class CpuMoeExecutor:
         """The same in one call; the calling thread takes part in the work."""
         return self._kernels[layer_id](hidden_states, topk_weights, topk_ids)
 
+    def prefill(
+        self, layer_id: int, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
+    ) -> Tensor:
+        """The same for many tokens."""
+        return self.decode(layer_id, hidden_states, topk_weights, topk_ids)
+
     @property
     def pending(self) -> int:
         """How many submitted works wait for their sync."""

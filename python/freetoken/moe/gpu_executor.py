@@ -9,52 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from freetoken import _native
 from freetoken.kernels.cpu import CpuExpertKernel
-
-
-class GpuStreams(Protocol):
-    """What a GPU platform gives: memory and copies, in the order of the current stream."""
-
-    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Contiguous host memory that the device copies from and to by itself."""
-        ...
-
-    def current(self) -> int:
-        """The driver's handle of the current stream."""
-        ...
-
-    def capturing(self) -> bool:
-        """Whether the current stream is being captured into a graph."""
-        ...
-
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        """Put a copy on the current stream and return at once. Same shapes, contiguous."""
-        ...
-
-
-class TorchStreams:
-    """GpuStreams of torch, for one device of either vendor."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, pin_memory=True)
-
-    def current(self) -> int:
-        return int(torch.cuda.current_stream(self._device).cuda_stream)
-
-    def capturing(self) -> bool:
-        return torch.cuda.is_current_stream_capturing()
-
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        target.copy_(source, non_blocking=True)
+from freetoken.platforms.streams import GpuStreams
 
 
 @dataclass(eq=False)
@@ -148,6 +109,14 @@ class GpuCpuMoeExecutor:
     ) -> Tensor:
         """The same in one call."""
         return self.decode_sync(self.decode_submit(layer_id, hidden_states, topk_weights, topk_ids))
+
+    def prefill(
+        self, layer_id: int, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
+    ) -> Tensor:
+        """The same for any number of tokens, with the host waiting: for steps that are not
+        captured, and whose sizes do not come again."""
+        host = [x.cpu() for x in (hidden_states, topk_weights, topk_ids)]
+        return self._kernels[layer_id](*host).to(hidden_states.device)
 
     @property
     def pending(self) -> int:

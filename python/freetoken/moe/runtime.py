@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from freetoken import _native
 from freetoken.config import StrategyName, resolve_slots
-from freetoken.kernels.base import ExpertBank, ExpertKernel, Ops
-from freetoken.moe.cpu_executor import CpuMoeExecutor, PendingDecode
+from freetoken.kernels.base import ExpertBank, ExpertKernel
+from freetoken.kernels.cpu import CpuOps
+from freetoken.moe.cpu_executor import CpuMoeExecutor
 from freetoken.moe.expert_cache import ExpertCache
+from freetoken.moe.gpu_executor import GpuCpuMoeExecutor
 from freetoken.moe.hybrid_decode import HybridDecodeExecutor
 from freetoken.moe.lru import FetchCap
 from freetoken.moe.offload_cache import OffloadMoeCache
@@ -33,6 +36,7 @@ from freetoken.moe.store import (
     SlotPool,
 )
 from freetoken.moe.timeline import timelines
+from freetoken.platforms.streams import GpuStreams
 
 if TYPE_CHECKING:  # they need triton, which only a GPU does
     from freetoken.moe.device_cache import DeviceMoeCache
@@ -59,10 +63,14 @@ class MoeConfig:
 
 @dataclass(frozen=True)
 class GpuExperts:
-    """The GPU of a runtime: where slots, ids and counts lie, and what computes on records there."""
+    """The GPU of a runtime: where slots, ids and counts lie, what computes on records there, and
+    how it and the CPU wait for each other (`handshake` makes one, and is called where the CPU
+    computes experts)."""
 
     device: torch.device
     bind: BindRecords
+    streams: GpuStreams
+    handshake: Callable[[], _native.GpuHandshake]
 
 
 class OffloadMoeRuntime:
@@ -80,8 +88,8 @@ class OffloadMoeRuntime:
         store: ExpertStore | None,
         pool: SlotPool | None,
         cache: ExpertCache[Any] | None,
-        cpu: CpuMoeExecutor | None,
-        hybrid: HybridDecodeExecutor[PendingDecode] | None,
+        cpu: CpuMoeExecutor | GpuCpuMoeExecutor | None,
+        hybrid: HybridDecodeExecutor[Any] | None,
         stream: PrefillStream | None,
         bind: BindRecords,
         decode_counter: StepCounter,
@@ -106,12 +114,12 @@ class OffloadMoeRuntime:
         layers: Sequence[LayerExperts],
         config: MoeConfig,
         platform: SlotMemory,
-        ops: Ops,
+        cpu_ops: CpuOps,
         gpu: GpuExperts | None = None,
     ) -> OffloadMoeRuntime:
         """Build what the strategy needs. Only the strategy cpu keeps views of the checkpoint.
 
-        `ops` has the CPU's expert kernels, which also compute experts on slots in host memory.
+        `cpu_ops` has the CPU's expert kernels, which also compute experts on slots in host memory.
         With `gpu` the slots lie on a GPU, its kernels compute on them and keep the cache's books.
         Raises ConfigError (slots, fetch cap), CapacityError (memory), CheckpointError (formats).
         """
@@ -121,9 +129,10 @@ class OffloadMoeRuntime:
         )
         cap = FetchCap.fixed(config.max_fetch)
         decode, prefill = _new_counter(len(layers), gpu), _new_counter(len(layers), gpu)
-        bind = _on_host(ops) if gpu is None else gpu.bind
+        bind = _on_host(cpu_ops) if gpu is None else gpu.bind
         store: ExpertStore | None = None
-        pool = cpu = hybrid = None
+        pool = hybrid = None
+        cpu: CpuMoeExecutor | GpuCpuMoeExecutor | None = None
         cache: OffloadMoeCache | DeviceMoeCache | None = None
         stream: PrefillStream | None = None
         if config.strategy == "cpu":
@@ -145,9 +154,13 @@ class OffloadMoeRuntime:
                 cache, stream = _on_gpu(packed, pool, cap, platform, gpu)
                 decode, prefill = cache.counter, stream.counter
         if store is not None and config.strategy != "offload":
-            cpu = CpuMoeExecutor([ops.expert_kernel(store.bank(i)) for i in range(len(layers))])
+            kernels = [cpu_ops.expert_kernel(store.bank(i)) for i in range(len(layers))]
+            if gpu is None:
+                cpu = CpuMoeExecutor(kernels)
+            else:
+                cpu = GpuCpuMoeExecutor(kernels, gpu.handshake(), gpu.streams)
         if cpu is not None and cache is not None:
-            hybrid = HybridDecodeExecutor(cache, cpu, overlap=config.overlap)
+            hybrid = HybridDecodeExecutor[Any](cache, cpu, overlap=config.overlap)
         return cls(
             config,
             layers=experts,
@@ -174,13 +187,13 @@ class OffloadMoeRuntime:
         return self._cache
 
     @property
-    def cpu(self) -> CpuMoeExecutor:
+    def cpu(self) -> CpuMoeExecutor | GpuCpuMoeExecutor:
         if self._cpu is None:
             raise self._has_no("CPU executor")
         return self._cpu
 
     @property
-    def hybrid(self) -> HybridDecodeExecutor[PendingDecode]:
+    def hybrid(self) -> HybridDecodeExecutor[Any]:
         if self._hybrid is None:
             raise self._has_no("hybrid executor")
         return self._hybrid
@@ -201,7 +214,7 @@ class OffloadMoeRuntime:
     @property
     def can_record(self) -> bool:
         """Whether a decode step calls operators and nothing else: the CPU computes every expert."""
-        return self._cpu is not None and self._cache is None
+        return isinstance(self._cpu, CpuMoeExecutor) and self._cache is None
 
     def count_decode(self, layer_id: int, topk_ids: Tensor) -> None:
         """Count a layer's decode step, all of whose experts the CPU computes."""
@@ -242,7 +255,7 @@ def _new_counter(layers: int, gpu: GpuExperts | None) -> StepCounter:
     return ExpertCounter(layers) if gpu is None else DeviceExpertCounter(layers, gpu.device)
 
 
-def _on_host(ops: Ops) -> BindRecords:
+def _on_host(ops: CpuOps) -> BindRecords:
     return lambda layout, records: ops.expert_kernel(layout.bank(records))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from freetoken.errors import ConfigError
 from freetoken.platforms.base import Platform
 from freetoken.platforms.cpu import CpuPlatform
@@ -12,11 +14,24 @@ __all__ = ["CpuPlatform", "Platform", "select_platform"]
 def select_platform(
     device: str, threads: int | None = None, cpu_activations: str = "int8"
 ) -> Platform:
-    """The platform for --device. Raises ConfigError for one that this version cannot use."""
-    if device in ("auto", "cpu"):
+    """The platform for --device; auto takes a GPU if torch has one. Raises ConfigError for one that
+    is not there."""
+    if device not in ("auto", "cpu", "cuda", "rocm"):
+        raise ConfigError(f"device: found {device!r}, expected auto, cpu, cuda or rocm")
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return CpuPlatform(threads, cpu_activations)
-    if device == "cuda":
+    has = "rocm" if torch.version.hip else "cuda" if torch.version.cuda else "cpu alone"
+    if device not in ("auto", has) or not torch.cuda.is_available():
         raise ConfigError(
-            "device 'cuda': this version has no GPU kernels yet; use --device cpu (or auto)"
+            f"device {device!r}: this torch is built for {has} and sees "
+            f"{torch.cuda.device_count()} GPUs; install torch for your GPU, see what `ft doctor` "
+            "says, or use --device cpu"
         )
-    raise ConfigError(f"device: found {device!r}, expected auto, cpu or cuda")
+    try:
+        from freetoken.platforms.gpu import GpuPlatform
+    except ImportError as error:
+        raise ConfigError(
+            f"device {device!r}: GPU kernels need triton ({error}); pip install 'freetoken[gpu]', "
+            "or use --device cpu"
+        ) from error
+    return GpuPlatform(torch.device("cuda", torch.cuda.current_device()), threads, cpu_activations)

@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from freetoken import _native
 from freetoken.kernels.base import ExpertBank, Ops
+from freetoken.kernels.cpu import CpuOps
+from freetoken.platforms.streams import GpuStreams
+
+if TYPE_CHECKING:  # it needs triton
+    from freetoken.kernels.triton.ops import TritonOps
+
+
+class GpuSide(Protocol):
+    """What a GPU adds to a platform."""
+
+    @property
+    def ops(self) -> TritonOps: ...
+
+    @property
+    def streams(self) -> GpuStreams: ...
+
+    @property
+    def handshake_in_graphs(self) -> bool:
+        """Whether a graph may hold handshakes. The first call tries them, which takes seconds."""
+        ...
+
+    def handshake(self) -> _native.GpuHandshake:
+        """A new one, for the owner to close before the platform. Raises FreeTokenError if none
+        works."""
+        ...
 
 
 class Platform(Protocol):
@@ -27,6 +53,16 @@ class Platform(Protocol):
     @property
     def ops(self) -> Ops:
         """The platform's operators: one object, made once."""
+        ...
+
+    @property
+    def cpu_ops(self) -> CpuOps:
+        """The operators that compute experts in host memory; on a CPU the same object."""
+        ...
+
+    @property
+    def gpu(self) -> GpuSide | None:
+        """None on a CPU."""
         ...
 
     def allocate(self, size_bytes: int) -> npt.NDArray[np.uint8]:

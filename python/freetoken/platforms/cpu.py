@@ -7,11 +7,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from freetoken.errors import CapacityError
 from freetoken.kernels.base import ExpertBank
 from freetoken.kernels.cpu import CpuOps
-
-ALIGNMENT_BYTES = 256
+from freetoken.platforms.host_memory import allocate
 
 
 class CpuPlatform:
@@ -34,17 +32,16 @@ class CpuPlatform:
     def ops(self) -> CpuOps:
         return self._ops
 
+    @property
+    def cpu_ops(self) -> CpuOps:
+        return self._ops
+
+    @property
+    def gpu(self) -> None:
+        return None
+
     def allocate(self, size_bytes: int) -> npt.NDArray[np.uint8]:
-        """Pages come zeroed from the system, and only when they are first touched."""
-        try:
-            memory = np.zeros(size_bytes + ALIGNMENT_BYTES, dtype=np.uint8)
-        except MemoryError:
-            raise CapacityError(
-                f"cannot allocate {size_bytes / 2**30:.1f} GiB of host memory for experts; use "
-                "fewer cache slots (--cache-slots), or --strategy cpu, which needs none"
-            ) from None
-        start = -memory.ctypes.data % ALIGNMENT_BYTES
-        return memory[start : start + size_bytes]
+        return allocate(size_bytes)
 
     def place(self, bank: ExpertBank, *, mapped: bool) -> None:
         self._ops.place(bank, mapped=mapped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from triton.runtime.jit import JITFunction
@@ -17,6 +18,6 @@ class CompileCase:
 
     name: str
     kernel: JITFunction
-    signature: dict[str, str]
-    constants: dict[str, object]
-    options: dict[str, int] = field(default_factory=dict)
+    signature: Mapping[str, str]
+    constants: Mapping[str, object]
+    options: Mapping[str, int] = field(default_factory=dict)

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from freetoken.checkpoints.base import TensorEntry
 from freetoken.kernels.activations import Activation
-from freetoken.kernels.base import ExpertBank, Matrix, Recording
+from freetoken.kernels.base import Matrix, Recording
 from freetoken.kernels.triton import attention, elementwise, linear, norm, rotary, routing
+from freetoken.kernels.triton.expert_bank import DeviceBank
 from freetoken.kernels.triton.experts import TritonExpertKernel
 from freetoken.kernels.triton.formats import TRITON_FORMATS
 from freetoken.kernels.triton.matrix import TritonMatrix
-from freetoken.kernels.triton.record_bank import device_bank
 
 T = TypeVar("T")
 
@@ -71,9 +71,10 @@ class TritonOps:
     def matrix(self, entry: TensorEntry) -> TritonMatrix:
         return TritonMatrix.of(entry, self._device)
 
-    def expert_kernel(self, bank: ExpertBank) -> TritonExpertKernel:
-        """Of a bank whose experts are the rows of one tensor on the device (see `device_bank`)."""
-        return TritonExpertKernel(device_bank(bank, self._device))
+    def experts(self, bank: DeviceBank) -> TritonExpertKernel:
+        """What computes a bank's experts. All kernels of these operators share their scratch
+        memory: bind them before the first graph is captured."""
+        return TritonExpertKernel(bank, self._scratch)
 
     def linear(self, x: Tensor, w: Matrix, bias: Tensor | None = None) -> Tensor:
         return linear.linear(x, _bound(w), bias)

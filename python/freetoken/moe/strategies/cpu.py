@@ -33,4 +33,4 @@ class CpuStrategy:
         runtime.prefill_counter.add_routes(
             layer_id, topk_ids, runtime.experts[layer_id], on_cpu=True
         )
-        return runtime.cpu.decode(layer_id, hidden_states, topk_weights, topk_ids)
+        return runtime.cpu.prefill(layer_id, hidden_states, topk_weights, topk_ids)
