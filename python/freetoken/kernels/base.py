@@ -83,7 +83,7 @@ class PendingExperts(Protocol):
         ...
 
 
-class ExpertKernel(Protocol):
+class ExpertMath(Protocol):
     """The experts of one bank, bound to the kernels of their formats."""
 
     def __call__(self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
@@ -96,6 +96,10 @@ class ExpertKernel(Protocol):
         the bits of one call with all of them, and the layer rounds to float32 once.
         """
         ...
+
+
+class ExpertKernel(ExpertMath, Protocol):
+    """Experts on the CPU, which can also be computed beside the caller's work."""
 
     def submit(
         self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from freetoken.kernels.base import ExpertKernel, Ops
+from freetoken.kernels.base import ExpertMath, Ops
 from freetoken.layers.linear import Linear
 from freetoken.moe.phase import Phase
 from freetoken.moe.strategies.base import ExpertStrategy
@@ -29,7 +29,7 @@ class OffloadMoELayer:
         moe: MoeSpec,
         ops: Ops,
         strategy: ExpertStrategy,
-        expert_kernel: ExpertKernel | None,
+        expert_kernel: ExpertMath | None,
     ) -> None:
         self._layer_id = layer_id
         self._router = router

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from freetoken.kernels.base import ExpertKernel
+from freetoken.kernels.base import ExpertMath
 from freetoken.kernels.triton.copy import copy_layer, copy_layer_by_engine
 from freetoken.kernels.triton.lru import PENDING
 from freetoken.moe.device_cache import DeviceMoeCache
@@ -67,7 +67,7 @@ class PrefillStream:
         sizes = [store.records(layer_id).nbytes for layer_id in range(store.layers)]
         self._buffers = [_Buffer(memory.allocate_slots(max(sizes))) for _ in range(2)]
         self._rows = [self._view(layer_id) for layer_id in range(store.layers)]
-        self._kernels: Sequence[ExpertKernel] = [
+        self._kernels: Sequence[ExpertMath] = [
             bind(store.layouts[layer_id], rows) for layer_id, rows in enumerate(self._rows)
         ]
 

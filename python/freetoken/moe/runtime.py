@@ -11,7 +11,7 @@ from torch import Tensor
 
 from freetoken import _native
 from freetoken.config import StrategyName, resolve_slots
-from freetoken.kernels.base import ExpertBank, ExpertKernel
+from freetoken.kernels.base import ExpertBank, ExpertMath
 from freetoken.kernels.cpu import CpuOps
 from freetoken.moe.cpu_executor import CpuMoeExecutor
 from freetoken.moe.expert_cache import ExpertCache
@@ -201,7 +201,7 @@ class OffloadMoeRuntime:
     def _has_no(self, part: str) -> RuntimeError:
         return RuntimeError(f"a {self.config.strategy} runtime has no {part}, or it is closed")
 
-    def slot_kernel(self, layer_id: int) -> ExpertKernel | None:
+    def slot_kernel(self, layer_id: int) -> ExpertMath | None:
         """What computes on the slots of a layer, for its GPU expert callback; None where there are
         none."""
         pool = self.pool

@@ -22,7 +22,7 @@ from freetoken.errors import CapacityError, CheckpointError
 from freetoken.formats.base import ByteRange, WeightFormat
 from freetoken.formats.planes import copy_field
 from freetoken.kernels.activations import Activation
-from freetoken.kernels.base import ExpertBank, ExpertKernel, ExpertPart
+from freetoken.kernels.base import ExpertBank, ExpertMath, ExpertPart
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -276,7 +276,7 @@ class RecordLayout:
 
 
 # Makes the kernel of records uint8 [n, record_bytes] in that layout.
-BindRecords = Callable[[RecordLayout, Tensor], ExpertKernel]
+BindRecords = Callable[[RecordLayout, Tensor], ExpertMath]
 
 
 class PackedExpertStore:

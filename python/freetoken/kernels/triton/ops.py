@@ -13,7 +13,7 @@ from freetoken.kernels.activations import Activation
 from freetoken.kernels.base import Matrix, Recording
 from freetoken.kernels.triton import attention, elementwise, linear, norm, rotary, routing
 from freetoken.kernels.triton.expert_bank import DeviceBank
-from freetoken.kernels.triton.experts import TritonExpertKernel
+from freetoken.kernels.triton.experts import ExpertScratch, TritonExpertKernel
 from freetoken.kernels.triton.formats import TRITON_FORMATS
 from freetoken.kernels.triton.matrix import TritonMatrix
 
@@ -34,6 +34,7 @@ class TritonOps:
     ) -> None:
         self._device = torch.empty(0, device=device).device  # with its number
         self._cache_dtype = cache_dtype
+        self._scratch = ExpertScratch.on(self._device)
 
     @property
     def device(self) -> torch.device:
