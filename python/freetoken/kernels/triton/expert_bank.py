@@ -33,15 +33,19 @@ class DevicePart:
         """Raises CheckpointError for a format without GPU kernels."""
         return triton_format(self.format)
 
-    def constants(self, prefix: str) -> dict[str, int]:
-        """Where a kernel finds the planes, as its constants PREFIX_CODES and so on."""
+    @property
+    def whole_units(self) -> bool:
+        """Whether `TritonFormat.dot` can read its rows."""
+        return self.cols % self.kernels.unit == 0
+
+    def planes(self, prefix: str) -> dict[str, int]:
+        """Where a kernel finds them, as its constants PREFIX_CODES and so on."""
         fmt = self.format
         values = {
             "CODES": self.codes,
             "SCALES": self.scales,
             "CODE_STRIDE": self.cols // fmt.block_elements * fmt.codes.bytes,
             "SCALE_STRIDE": fmt.scale_plane(self.rows, self.cols)[1],
-            "SCALE_ROWS": self.kernels.scale_rows,
             "FACTOR": self.factor,
             "BIAS": self.bias,
         }

@@ -1,8 +1,8 @@
 """Experts of a few tokens: every route reads the weights of its expert, where they lie.
 
-A route is a matter of reading weights, some megabytes; programs share the rows, and each keeps
-some kilobytes under way. Two kernels: gate and up with the activation, then down; their
-intermediate results are float32. `sum_routes_kernel` adds up.
+Two kernels, gate and up with the activation, then down, with float32 between them;
+`sum_routes_kernel` adds up. Programs of the same rows lie side by side, so that routes to one
+expert find its weights in the L2 cache.
 """
 
 from __future__ import annotations
@@ -27,19 +27,31 @@ def row_products(
     x_ptr,
     COLS: tl.constexpr,
     DOT: tl.constexpr,
+    TILE: tl.constexpr,
     CODES: tl.constexpr,
     SCALES: tl.constexpr,
     CODE_STRIDE: tl.constexpr,
     SCALE_STRIDE: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
+    WHOLE_UNITS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Rows of one matrix of a record times x, float32 [COLS]: float32 [ROWS]."""
-    codes = record + CODES + rows * CODE_STRIDE
-    scales = record + SCALES + rows // SCALE_ROWS * SCALE_STRIDE
-    sums = DOT(codes, scales, row_mask, x_ptr, 0, COLS, BLOCK_K)
-    for k0 in tl.range(BLOCK_K, COLS, BLOCK_K):
-        sums += DOT(codes, scales, row_mask, x_ptr, k0, COLS, BLOCK_K)
+    """Rows of one matrix of a record times x, float32 [COLS]: float32 [ROWS]. With a last unit that
+    is not whole, DOT cannot be used."""
+    if WHOLE_UNITS:
+        codes = record + CODES + rows * CODE_STRIDE
+        scales = record + SCALES + rows // SCALE_ROWS * SCALE_STRIDE
+        sums = DOT(codes, scales, row_mask, x_ptr, 0, COLS, BLOCK_K)
+        for k0 in tl.range(BLOCK_K, COLS, BLOCK_K):
+            sums += DOT(codes, scales, row_mask, x_ptr, k0, COLS, BLOCK_K)
+    else:
+        codes, scales = record + CODES, record + SCALES
+        sums = tl.zeros([rows.shape[0], BLOCK_K], tl.float32)
+        for k0 in tl.range(0, COLS, BLOCK_K):
+            k = k0 + tl.arange(0, BLOCK_K)
+            x = tl.load(x_ptr + k, mask=k < COLS, other=0.0)
+            w = TILE(codes, scales, rows, row_mask, k0, COLS, CODE_STRIDE, SCALE_STRIDE, BLOCK_K)
+            sums += w * x[None, :]
     return tl.sum(sums, axis=1)
 
 
@@ -77,9 +89,7 @@ def pair_products(
 
 
 @triton.jit
-def times_factor_plus_bias(
-    sums, record, rows, row_mask, FACTOR: tl.constexpr, BIAS: tl.constexpr
-):
+def times_factor_plus_bias(sums, record, rows, row_mask, FACTOR: tl.constexpr, BIAS: tl.constexpr):
     """Sums with the expert's factor and bias, if it has them: `rows` and `sums` end alike."""
     if FACTOR >= 0:
         sums *= tl.load((record + FACTOR).to(tl.pointer_type(tl.float32)))
@@ -101,22 +111,26 @@ def gate_up_kernel(
     H: tl.constexpr,
     I: tl.constexpr,  # noqa: E741
     GATE_DOT: tl.constexpr,
+    GATE_TILE: tl.constexpr,
     GATE_CODES: tl.constexpr,
     GATE_SCALES: tl.constexpr,
     GATE_CODE_STRIDE: tl.constexpr,
     GATE_SCALE_STRIDE: tl.constexpr,
     GATE_SCALE_ROWS: tl.constexpr,
+    GATE_WHOLE_UNITS: tl.constexpr,
     GATE_FACTOR: tl.constexpr,
     GATE_BIAS: tl.constexpr,
     UP_DOT: tl.constexpr,
+    UP_TILE: tl.constexpr,
     UP_CODES: tl.constexpr,
     UP_SCALES: tl.constexpr,
     UP_CODE_STRIDE: tl.constexpr,
     UP_SCALE_STRIDE: tl.constexpr,
     UP_SCALE_ROWS: tl.constexpr,
+    UP_WHOLE_UNITS: tl.constexpr,
     UP_FACTOR: tl.constexpr,
     UP_BIAS: tl.constexpr,
-    SAME_FORMAT: tl.constexpr,
+    TOGETHER: tl.constexpr,
     ACTIVATION: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
@@ -124,16 +138,16 @@ def gate_up_kernel(
     BLOCK_K: tl.constexpr,
 ):
     """inner[route] = act(gate x) * up x: x float32 [T, H], inner float32 [T * K, I]. A program has
-    ROWS rows of both matrices."""
-    route = tl.program_id(1)
+    ROWS rows of both matrices. TOGETHER: they have one format, and whole units."""
+    route = tl.program_id(0)
     slot = tl.load(ids_ptr + route)
     weight = tl.load(weights_ptr + route)
     if is_active(slot, weight):
         record = records_ptr + slot.to(tl.int64) * RECORD_BYTES
         x_ptr += (route // TOP_K).to(tl.int64) * H
-        rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
         row_mask = rows < I
-        if SAME_FORMAT:
+        if TOGETHER:
             gate, up = pair_products(
                 record,
                 rows,
@@ -158,11 +172,13 @@ def gate_up_kernel(
                 x_ptr,
                 H,
                 GATE_DOT,
+                GATE_TILE,
                 GATE_CODES,
                 GATE_SCALES,
                 GATE_CODE_STRIDE,
                 GATE_SCALE_STRIDE,
                 GATE_SCALE_ROWS,
+                GATE_WHOLE_UNITS,
                 BLOCK_K,
             )
             up = row_products(
@@ -172,11 +188,13 @@ def gate_up_kernel(
                 x_ptr,
                 H,
                 UP_DOT,
+                UP_TILE,
                 UP_CODES,
                 UP_SCALES,
                 UP_CODE_STRIDE,
                 UP_SCALE_STRIDE,
                 UP_SCALE_ROWS,
+                UP_WHOLE_UNITS,
                 BLOCK_K,
             )
         gate = times_factor_plus_bias(gate, record, rows, row_mask, GATE_FACTOR, GATE_BIAS)
@@ -196,11 +214,13 @@ def down_kernel(
     H: tl.constexpr,
     I: tl.constexpr,  # noqa: E741
     DOWN_DOT: tl.constexpr,
+    DOWN_TILE: tl.constexpr,
     DOWN_CODES: tl.constexpr,
     DOWN_SCALES: tl.constexpr,
     DOWN_CODE_STRIDE: tl.constexpr,
     DOWN_SCALE_STRIDE: tl.constexpr,
     DOWN_SCALE_ROWS: tl.constexpr,
+    DOWN_WHOLE_UNITS: tl.constexpr,
     DOWN_FACTOR: tl.constexpr,
     DOWN_BIAS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -208,12 +228,12 @@ def down_kernel(
 ):
     """terms[route] = weight * (down inner[route]): inner float32 [T * K, I], terms float32
     [T * K, H]; nothing is written for a route that does not count."""
-    route = tl.program_id(1)
+    route = tl.program_id(0)
     slot = tl.load(ids_ptr + route)
     weight = tl.load(weights_ptr + route)
     if is_active(slot, weight):
         record = records_ptr + slot.to(tl.int64) * RECORD_BYTES
-        rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
         row_mask = rows < H
         sums = row_products(
             record,
@@ -222,11 +242,13 @@ def down_kernel(
             inner_ptr + route.to(tl.int64) * I,
             I,
             DOWN_DOT,
+            DOWN_TILE,
             DOWN_CODES,
             DOWN_SCALES,
             DOWN_CODE_STRIDE,
             DOWN_SCALE_STRIDE,
             DOWN_SCALE_ROWS,
+            DOWN_WHOLE_UNITS,
             BLOCK_K,
         )
         sums = times_factor_plus_bias(sums, record, rows, row_mask, DOWN_FACTOR, DOWN_BIAS)

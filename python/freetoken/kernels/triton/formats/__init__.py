@@ -1,6 +1,7 @@
 """Weight formats on the GPU: the functions of each, by the format's name.
 
-See `tiles` and `units` for what `tile` and `dot` do. Kernels take them as a `tl.constexpr`, chosen at load.
+See `tiles` and `units` for what `tile` and `dot` do. Kernels take them as a `tl.constexpr`, chosen
+at load.
 """
 
 from __future__ import annotations
