@@ -12,7 +12,7 @@ from freetoken.checkpoints.base import TensorEntry
 from freetoken.kernels.activations import Activation
 from freetoken.kernels.base import ExpertBank, Matrix, Recording
 from freetoken.kernels.triton import attention, elementwise, linear, norm, rotary, routing
-from freetoken.kernels.triton.experts import TritonExpertKernel
+from freetoken.kernels.triton.experts import ExpertScratch, TritonExpertKernel
 from freetoken.kernels.triton.formats import TRITON_FORMATS
 from freetoken.kernels.triton.matrix import TritonMatrix
 from freetoken.kernels.triton.record_bank import device_bank
@@ -34,6 +34,7 @@ class TritonOps:
     ) -> None:
         self._device = torch.empty(0, device=device).device  # with its number
         self._cache_dtype = cache_dtype
+        self._scratch = ExpertScratch.on(self._device)  # of all layers, which run in turn
 
     @property
     def device(self) -> torch.device:
@@ -73,7 +74,7 @@ class TritonOps:
 
     def expert_kernel(self, bank: ExpertBank) -> TritonExpertKernel:
         """Of a bank whose experts are the rows of one tensor on the device (see `device_bank`)."""
-        return TritonExpertKernel(device_bank(bank, self._device))
+        return TritonExpertKernel(device_bank(bank, self._device), self._scratch)
 
     def linear(self, x: Tensor, w: Matrix, bias: Tensor | None = None) -> Tensor:
         return linear.linear(x, _bound(w), bias)
