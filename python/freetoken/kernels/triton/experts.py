@@ -62,6 +62,17 @@ def _rounds(part: DevicePart) -> bool:
     return part.format.name == "DS_FP4"
 
 
+class LaunchedExperts:
+    """freetoken.kernels.base.PendingExperts on the device's stream."""
+
+    def __init__(self, out: Tensor) -> None:
+        self._out = out
+
+    def wait(self) -> Tensor:
+        """What the stream runs from now on finds the result; the host does not wait."""
+        return self._out
+
+
 class TritonExpertKernel:
     """`freetoken.kernels.base.ExpertKernel` for a bank in the device's memory.
 
@@ -107,6 +118,12 @@ class TritonExpertKernel:
             **SUM_OPTIONS,
         )
         return out
+
+    def submit(
+        self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
+    ) -> LaunchedExperts:
+        """A launch returns at once anyway."""
+        return LaunchedExperts(self(hidden_states, topk_weights, topk_ids))
 
     def _decode(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         """Terms of all routes, float32 [T * K, H]; unwritten for those that do not count."""
