@@ -18,7 +18,6 @@ from freetoken.kernels.triton.expert_prefill import (
 from freetoken.kernels.triton.expert_sizes import (
     DECODE_OPTIONS,
     DECODE_ROUTES,
-    DECODE_ROWS,
     SORT_OPTIONS,
     SORT_ROUTES,
     SUM_COLUMNS,
@@ -92,9 +91,8 @@ class TritonExpertKernel:
         self._gate_up, self._down = gate_up_constants(bank), down_constants(bank)
         self._gate_up_tiles = gate_up_tiles_constants(bank)
         self._down_tiles = down_tiles_constants(bank)
-        rows = DECODE_ROWS // 2  # of gate, and as many of up
-        self._gate_up_blocks = triton.cdiv(self._inner, rows)
-        self._down_blocks = triton.cdiv(self._hidden, DECODE_ROWS)
+        self._gate_up_blocks = triton.cdiv(self._inner, self._gate_up["ROWS"])
+        self._down_blocks = triton.cdiv(self._hidden, self._down["ROWS"])
         self._sum_blocks = triton.cdiv(self._hidden, SUM_COLUMNS)
 
     def __call__(self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
