@@ -32,6 +32,16 @@ def fewer_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "_PROGRAMS", 8)
 
 
+def on_device(path: Path, ops: TritonOps) -> Runner:
+    """All experts in slots of the device."""
+    gpu = GpuExperts(
+        ops.device,
+        bind=lambda layout, records: ops.experts(device_bank(layout, records)),
+        cpu_executor=lambda _: pytest.fail("nothing is computed on the CPU"),
+    )
+    return Runner(path, ops, strategy="fused", memory=DeviceMemory(), gpu=gpu)
+
+
 def runs(runner: Runner, following: tuple[int, int, int] | None = None) -> torch.Tensor:
     """Logits of two sequences in one prefill, in one decode step with a padded row, and of the
     first alone: float32 [9, vocab]. The `following` tokens, or always the likeliest."""
@@ -59,7 +69,7 @@ def test_float32_decoders(
     size = {"num_hidden_layers": 2, "num_experts_per_tok": 2}
     model = make_model(tiny_config(family, **size, **overrides), seed=3)
     path = save_hf(model, tmp_path)
-    ours = runs(Runner(path, TritonOps(device, torch.float32), strategy="fused"))
+    ours = runs(on_device(path, TritonOps(device, torch.float32)))
     theirs = runs(Runner(path, make_ops("cpu-exact"), strategy="fused"))
     assert relative_error(ours, theirs) < TOLERANCE
     assert torch.equal(ours.argmax(dim=1), theirs.argmax(dim=1))
@@ -77,7 +87,7 @@ def test_a_quantised_decoder_with_a_bfloat16_cache(device: str, tmp_path: Path) 
         expert_type=Q.Q4_0,
         types={"self_attn": Q.Q8_0, "lm_head": Q.Q4_0},
     )
-    ours = runs(Runner(tiny.path, TritonOps(device), strategy="fused"), (5, 6, 7))
+    ours = runs(on_device(tiny.path, TritonOps(device)), (5, 6, 7))
     theirs = runs(Runner(tiny.path, make_ops("cpu-exact"), strategy="fused"), (5, 6, 7))
     error = relative_error(ours, theirs)
     assert TOLERANCE < error < 16 * 2 * bfloat16_error(device), "rounded to bfloat16, and no more"
