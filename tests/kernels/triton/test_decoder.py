@@ -11,7 +11,10 @@ import torch
 from freetoken.kernels.triton import linear
 from freetoken.kernels.triton.ops import TritonOps
 from freetoken.models import Phase
+from freetoken.moe.device_bank import device_bank
+from freetoken.moe.runtime import GpuExperts
 from support.decoding import Runner, relative_error
+from support.moe_fakes import DeviceMemory
 from support.ops_under_test import make_ops
 from support.tiny_models import make_model, save_hf, tiny_config
 
