@@ -332,10 +332,7 @@ class SlotPool:
         _check_numbering(layers)
         self.slots = slots
         self.layouts = tuple(RecordLayout.of(layer) for layer in layers)
-        self._records = tuple(
-            memory.allocate_slots(slots * layout.record_bytes).view(slots, -1)
-            for layout in self.layouts
-        )
+        self._records = tuple(_slots(memory, layout, slots) for layout in self.layouts)
 
     def bank(self, layer_id: int) -> ExpertBank:
         """The slots of a layer, as a bank: slot s is its expert s."""
@@ -384,6 +381,13 @@ def _host_records(memory: SlotMemory, layout: RecordLayout, count: int) -> Tenso
     records = torch.from_numpy(rows)
     memory.place(layout.bank(records), mapped=False)
     return records
+
+
+def _slots(memory: SlotMemory, layout: RecordLayout, count: int) -> Tensor:
+    slots = memory.allocate_slots(count * layout.record_bytes).view(count, -1)
+    if slots.device.type == "cpu":
+        memory.place(layout.bank(slots), mapped=False)
+    return slots
 
 
 def _plane(record: Bytes, plane: ByteRange) -> Bytes:
