@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from freetoken.errors import CapacityError
+from freetoken.kvcache.allocator import pages_for
 
 _HOST = torch.device("cpu")
 
@@ -60,3 +61,7 @@ class KVCache:
             ) from error
         self.pages = pages
         self.page_tokens = page_tokens
+
+    def most_pages(self, context_tokens: int) -> int:
+        """Pages of the longest sequence that there can be."""
+        return min(self.pages, pages_for(context_tokens, self.page_tokens))

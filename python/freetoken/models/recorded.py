@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from freetoken.kernels.base import Ops, Recording
-from freetoken.kvcache import KVCache, pages_for
+from freetoken.kvcache import KVCache
 from freetoken.models.batch import ForwardBatch, Phase
 from freetoken.models.decoder import Decoder
 from freetoken.moe import OffloadMoeRuntime
@@ -62,7 +62,7 @@ class RecordedDecoder:
         return step.logits
 
     def _record(self, batch: ForwardBatch, kv: KVCache) -> _Step:
-        inputs = _standing(batch, _most_pages(self._decoder.spec.context_tokens, kv))
+        inputs = _standing(batch, kv.most_pages(self._decoder.spec.context_tokens))
         rotations = self._decoder.rotations(batch.positions)
         logits, recording = self._ops.record(lambda: self._decoder.forward(inputs, kv, rotations))
         routes = {} if self._runtime is None else self._runtime.decode_ids()
@@ -106,7 +106,3 @@ def _copy(batch: ForwardBatch, rotations: tuple[Tensor, Tensor], step: _Step) ->
     to.block_table[:, : batch.block_table.shape[1]] = batch.block_table
     for standing, new in zip(step.rotations, rotations, strict=True):
         standing.copy_(new)
-
-
-def _most_pages(context_tokens: int, kv: KVCache) -> int:
-    return min(kv.pages, pages_for(context_tokens, kv.page_tokens))

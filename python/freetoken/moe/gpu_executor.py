@@ -66,6 +66,7 @@ class GpuCpuMoeExecutor:
         # own, so there is a list of them.
         self._staging: dict[tuple[int, int, int], list[_Staging]] = {}
         self._pending: set[PendingGpuDecode] = set()
+        self._submits = 0
 
     def decode_submit(
         self, layer_id: int, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
@@ -81,6 +82,7 @@ class GpuCpuMoeExecutor:
         self._streams.copy(staging.weights, topk_weights)
         self._streams.copy(staging.ids, topk_ids)
         self._handshake.submit(slot, self._streams.current())
+        self._submits += 1
         staging.used = True
         pending = PendingGpuDecode(slot, staging)
         self._pending.add(pending)
@@ -123,9 +125,19 @@ class GpuCpuMoeExecutor:
         """How many submitted works wait for their sync."""
         return len(self._pending)
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a graph may capture the calls; if not, a submit inside a capture raises."""
+        return self._handshake.capturable
+
+    @property
+    def submits(self) -> int:
+        """How many works were put on streams, captured ones counted once."""
+        return self._submits
+
     def announce(self, handshakes: int) -> None:
         """A graph that captured so many submits is about to be launched: if they do not come, the
-        watchdog makes that an error."""
+        watchdog makes that an error. Negative: so many of them were not launched after all."""
         self._handshake.announce(handshakes)
 
     def check(self) -> None:

@@ -212,6 +212,13 @@ class OffloadMoeRuntime:
         """Whether a decode step calls operators and nothing else: the CPU computes every expert."""
         return isinstance(self._cpu, CpuMoeExecutor) and self._cache is None
 
+    def can_capture_decode(self, tokens: int) -> bool:
+        """Whether a decode step of so many rows, padded ones too, reads no device value on the
+        host. It does where every miss is fetched, and there may be more of them than slots."""
+        if self._cache is None or self._hybrid is not None:
+            return True
+        return tokens * self.config.top_k <= self._cache.slots
+
     def count_decode(self, layer_id: int, topk_ids: Tensor) -> None:
         """Count a layer's decode step, all of whose experts the CPU computes."""
         self._decode_ids[layer_id] = topk_ids
