@@ -19,15 +19,17 @@ from freetoken.config import (
     read_environment,
     resolve,
 )
-from freetoken.engine.engine import Engine, EngineLimits
+from freetoken.engine.engine import Engine, EngineLimits, Model
 from freetoken.engine.hardware import detect_hardware
 from freetoken.kernels.base import Ops
 from freetoken.kvcache import KVCache, page_bytes
 from freetoken.models import Decoder, load_decoder, read_spec
+from freetoken.models.graphed import wrap_decoder
 from freetoken.models.recorded import RecordedDecoder
 from freetoken.models.spec import DecoderSpec, MoeSpec
 from freetoken.moe.gpu_executor import GpuCpuMoeExecutor
 from freetoken.moe.runtime import GpuExperts, MoeConfig, OffloadMoeRuntime
+from freetoken.moe.step_guard import HandshakeGuard
 from freetoken.moe.store import LayerExperts
 from freetoken.platforms import Platform, select_platform
 from freetoken.telemetry import ConfigReport
@@ -139,7 +141,7 @@ def load_model(model: str | Path, config: EngineConfig) -> LoadedModel:
         decoder = load_decoder(checkpoint, spec, ops, make_moe)
         resolved = make_moe.resolved()
         return LoadedModel(
-            engine=_engine(decoder, tokenizer, resolved, ops, make_moe.runtime),
+            engine=_engine(decoder, tokenizer, resolved, platform, make_moe.runtime, resources),
             tokenizer=tokenizer,
             runtime=make_moe.runtime,
             config=resolved,
@@ -165,11 +167,12 @@ def _engine(
     decoder: Decoder,
     tokenizer: Tokenizer,
     resolved: ResolvedConfig,
-    ops: Ops,
+    platform: Platform,
     runtime: OffloadMoeRuntime | None,
+    resources: ExitStack,
 ) -> Engine:
     spec = decoder.spec
-    records = ops.can_record and (runtime is None or runtime.can_record)
+    ops = platform.ops
     kv = KVCache(
         layers=spec.layers,
         pages=resolved.kv_pages,
@@ -185,8 +188,27 @@ def _engine(
         max_running=resolved.max_running,
         prefill_budget_tokens=resolved.prefill_budget_tokens,
     )
-    model = RecordedDecoder(decoder, ops, runtime) if records else decoder
+    model = _replaying(decoder, platform, runtime, resolved.max_running, resources)
     return Engine(model, tokenizer, kv, limits)
+
+
+def _replaying(
+    decoder: Decoder,
+    platform: Platform,
+    runtime: OffloadMoeRuntime | None,
+    max_running: int,
+    resources: ExitStack,
+) -> Model:
+    """The decoder, with its decode steps as replays where the platform has them."""
+    gpu, ops = platform.gpu, platform.ops
+    if gpu is None:
+        records = ops.can_record and (runtime is None or runtime.can_record)
+        return RecordedDecoder(decoder, ops, runtime) if records else decoder
+    executor = None if runtime is None else runtime.gpu_cpu
+    guard = None if executor is None else HandshakeGuard(executor, gpu.graphs.synchronize)
+    graphed = wrap_decoder(decoder, ops, runtime, gpu.graphs, guard, max_running)
+    resources.callback(graphed.close)
+    return graphed
 
 
 def _report(

@@ -189,6 +189,11 @@ class OffloadMoeRuntime:
         return self._cpu
 
     @property
+    def gpu_cpu(self) -> GpuCpuMoeExecutor | None:
+        """What computes experts on the CPU beside a GPU's stream; None where nothing does."""
+        return self._cpu if isinstance(self._cpu, GpuCpuMoeExecutor) else None
+
+    @property
     def hybrid(self) -> HybridDecodeExecutor[Any]:
         if self._hybrid is None:
             raise self._has_no("hybrid executor")

@@ -11,6 +11,7 @@ from torch import Tensor
 from freetoken import _native
 from freetoken.kernels.base import ExpertBank, Ops
 from freetoken.kernels.cpu import CpuOps
+from freetoken.platforms.graphs import GraphDevice
 from freetoken.platforms.streams import GpuStreams
 
 if TYPE_CHECKING:  # it needs triton
@@ -27,9 +28,7 @@ class GpuSide(Protocol):
     def streams(self) -> GpuStreams: ...
 
     @property
-    def handshake_in_graphs(self) -> bool:
-        """Whether a graph may hold handshakes. The first call tries them, which takes seconds."""
-        ...
+    def graphs(self) -> GraphDevice: ...
 
     def handshake(self) -> _native.GpuHandshake:
         """A new one, for the owner to close before the platform. Raises FreeTokenError if none

@@ -20,6 +20,7 @@ from freetoken.kernels.base import ExpertBank
 from freetoken.kernels.cpu import CpuOps
 from freetoken.kernels.triton.ops import TritonOps
 from freetoken.platforms import gpu_memory
+from freetoken.platforms.graphs import GraphDevice, TorchGraphs
 from freetoken.platforms.host_memory import allocate
 from freetoken.platforms.streams import GpuStreams, TorchStreams
 
@@ -33,7 +34,8 @@ class GpuPlatform:
     """freetoken.platforms.base.Platform for one device of torch.
 
     `threads` and `cpu_activations` are those of the CPU's kernels, which compute what the GPU does
-    not. `driver_library` and `streams` are for tests; by default they are the system's and torch's. Raises ConfigError if the driver cannot be opened.
+    not. `driver_library`, `streams` and `graphs` are for tests; by default they are the system's and
+    torch's. Raises ConfigError if the driver cannot be opened.
     """
 
     def __init__(
@@ -44,12 +46,14 @@ class GpuPlatform:
         *,
         driver_library: str = "",
         streams: GpuStreams | None = None,
+        graphs: GraphDevice | None = None,
     ) -> None:
         self._device = device
         self._ops = TritonOps(device)
         self._cpu_ops = CpuOps(threads, activations=cpu_activations)
         self._driver_library = driver_library
         self._streams = streams or TorchStreams(device)
+        self._graphs = graphs
 
     @property
     def device(self) -> str:
@@ -71,6 +75,10 @@ class GpuPlatform:
     @property
     def streams(self) -> GpuStreams:
         return self._streams
+
+    @cached_property
+    def graphs(self) -> GraphDevice:
+        return self._graphs or TorchGraphs(self._device)
 
     @property
     def cpu_ops(self) -> CpuOps:
@@ -106,10 +114,6 @@ class GpuPlatform:
                 self.device,
             )
         return choice
-
-    @property
-    def handshake_in_graphs(self) -> bool:
-        return self.handshake_choice.capturable
 
     def handshake(self) -> _native.GpuHandshake:
         """A new one, for the owner to close before the platform."""

@@ -3,7 +3,7 @@ cache. Under the interpreter, tensors of the CPU stand for the GPU's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,12 @@ from freetoken.engine import loading
 from freetoken.kernels.triton import linear
 from freetoken.platforms import CpuPlatform
 from freetoken.platforms.gpu import GpuPlatform
+from freetoken.platforms.graphs import Graph
 from support.fake_gpu import UNSUPPORTED, FakeGpu
 from support.tiny_models import make_model, save_byte_tokenizer, save_hf, tiny_config
 
 PROMPTS = [[3, 17, 99, 0, 42, 42], [100, 1]]
+SMALL = {"num_hidden_layers": 2, "hidden_size": 64, "moe_intermediate_size": 32, "head_dim": 32}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 
 
@@ -30,9 +32,22 @@ class InOrder(FakeGpu):
         self.synchronize()
 
 
+class RefusesToCapture:
+    """What is captured here would run in the driver, but torch's work would not."""
+
+    def pinned(self, size_bytes: int) -> Tensor:
+        return torch.zeros(size_bytes, dtype=torch.uint8)
+
+    def capture(self, work: Callable[[], Tensor]) -> Graph:
+        raise RuntimeError("graphs are not for CPU tensors")
+
+    def synchronize(self) -> None:
+        """Torch's work on CPU tensors is done when it returns."""
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    path = save_hf(make_model(tiny_config("qwen3_moe"), seed=5), tmp_path)
+    path = save_hf(make_model(tiny_config("qwen3_moe", **SMALL), seed=5), tmp_path)
     save_byte_tokenizer(path)
     return path
 
@@ -51,7 +66,12 @@ def platforms(fake: InOrder, monkeypatch: pytest.MonkeyPatch) -> list[GpuPlatfor
 
     def select(_device: str, threads: int | None, activations: str) -> GpuPlatform:
         platform = GpuPlatform(
-            torch.device("cpu"), threads, activations, driver_library=fake.path, streams=fake
+            torch.device("cpu"),
+            threads,
+            activations,
+            driver_library=fake.path,
+            streams=fake,
+            graphs=RefusesToCapture(),
         )
         made.append(platform)
         return platform
