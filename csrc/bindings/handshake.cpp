@@ -132,13 +132,13 @@ void bind_handshake(nb::module_& module) {
            [](const std::shared_ptr<Driver>& driver, Mechanism mechanism, int layers, int rounds, double seconds) {
              return handshake::probe(driver, mechanism, probe_options(layers, rounds, seconds));
            },
-           nb::arg("mechanism"), nb::arg("layers") = 60, nb::arg("rounds") = 4, nb::arg("time_limit_seconds") = 5.0,
+           nb::arg("mechanism"), nb::arg("layers") = 60, nb::arg("rounds") = 4, nb::arg("time_limit_seconds") = 10.0,
            Unlocked(), "Try one mechanism, eagerly and in a graph of about 7 nodes for each layer.")
       .def("choose",
            [](const std::shared_ptr<Driver>& driver, int layers, int rounds, double seconds) {
              return handshake::choose(driver, probe_options(layers, rounds, seconds));
            },
-           nb::arg("layers") = 60, nb::arg("rounds") = 4, nb::arg("time_limit_seconds") = 5.0, Unlocked(),
+           nb::arg("layers") = 60, nb::arg("rounds") = 4, nb::arg("time_limit_seconds") = 10.0, Unlocked(),
            "The first mechanism that works in graphs, else the first that works. DriverError if none does.");
 
   nb::class_<GpuHandshake>(module, "GpuHandshake",

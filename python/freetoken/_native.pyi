@@ -275,12 +275,12 @@ class GpuDriver:
     @property
     def vendor(self) -> Vendor: ...
 
-    def probe(self, mechanism: Mechanism, layers: int = 60, rounds: int = 4, time_limit_seconds: float = 5.0) -> HandshakeFinding:
+    def probe(self, mechanism: Mechanism, layers: int = 60, rounds: int = 4, time_limit_seconds: float = 10.0) -> HandshakeFinding:
         """
         Try one mechanism, eagerly and in a graph of about 7 nodes for each layer.
         """
 
-    def choose(self, layers: int = 60, rounds: int = 4, time_limit_seconds: float = 5.0) -> HandshakeChoice:
+    def choose(self, layers: int = 60, rounds: int = 4, time_limit_seconds: float = 10.0) -> HandshakeChoice:
         """
         The first mechanism that works in graphs, else the first that works. DriverError if none does.
         """

@@ -32,17 +32,11 @@ void serve_correctly(Fake& fake, const Choice& choice, int steps) {
   CHECK(handshake->close());
 }
 
-ProbeOptions impatient() {
-  ProbeOptions options;
-  options.time_limit = 1500ms;
-  return options;
-}
-
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // With this fault the best mechanism is refused, for a reason that contains `reason`.
 Choice refuses_first(Fake& fake, const std::string& reason, bool eager_works = false) {
-  Choice choice = choose(fake.driver, impatient());
+  Choice choice = choose(fake.driver);
   const Finding& first = choice.findings.front();
   CHECK(first.mechanism == Mechanism::MemoryOperations && !first.graph);
   CHECK_EQ(first.eager, eager_works);
@@ -114,8 +108,10 @@ TEST(operations_that_run_at_capture) {
 TEST(a_lost_write_is_given_up_in_time) {
   for (const Vendor vendor : {Vendor::Cuda, Vendor::Rocm}) {
     Fake fake(vendor, fake::kWriteLost);
+    ProbeOptions impatient;
+    impatient.time_limit = 1500ms;
     const auto start = std::chrono::steady_clock::now();
-    const Finding finding = probe(fake.driver, Mechanism::MemoryOperations, impatient());
+    const Finding finding = probe(fake.driver, Mechanism::MemoryOperations, impatient);
     CHECK(!finding.graph);
     CHECK(contains(finding.reason, "a write or a wait was lost"));
     CHECK(std::chrono::steady_clock::now() - start < 15s);
@@ -148,14 +144,14 @@ TEST(replays_that_ignore_changed_memory) {
 
 TEST(parameters_that_a_graph_does_not_copy_are_kept) {
   Fake fake(Vendor::Rocm, fake::kShallowParameters);
-  const Choice choice = choose(fake.driver, impatient());
+  const Choice choice = choose(fake.driver);
   CHECK(choice.capturable && choice.mechanism == Mechanism::MemoryOperations);
   serve_correctly(fake, choice, 1000);
 }
 
 TEST(callbacks_that_never_run) {
   Fake fake(Vendor::Cuda, fake::kUnsupported | fake::kCallbackNeverRuns);
-  const Choice choice = choose(fake.driver, impatient());
+  const Choice choice = choose(fake.driver);
   CHECK_EQ(choice.findings.size(), std::size_t{3});
   CHECK(contains(choice.findings[1].reason, "the CPU was asked 0 times"));
   CHECK(choice.mechanism == Mechanism::StreamSynchronization && !choice.capturable);
@@ -165,7 +161,7 @@ TEST(callbacks_that_never_run) {
 
 TEST(callbacks_that_cannot_be_put_on_a_stream) {
   Fake fake(Vendor::Cuda, fake::kUnsupported | fake::kCallbackFails);
-  const Choice choice = choose(fake.driver, impatient());
+  const Choice choice = choose(fake.driver);
   CHECK(contains(choice.findings[1].reason, "cuLaunchHostFunc failed: FAKE_NOT_SUPPORTED"));
   CHECK(choice.mechanism == Mechanism::StreamSynchronization);
 }
@@ -174,8 +170,8 @@ TEST(a_device_that_is_gone_is_an_error_that_says_so) {
   for (const Vendor vendor : {Vendor::Cuda, Vendor::Rocm}) {
     Fake fake(vendor);
     fake.set(fake::kDeviceReset);
-    CHECK_THROWS(choose(fake.driver, impatient()), DriverError, "FAKE_CONTEXT_IS_DESTROYED (the device was reset)");
-    CHECK_THROWS(choose(fake.driver, impatient()), DriverError, "use --device cpu");
+    CHECK_THROWS(choose(fake.driver), DriverError, "FAKE_CONTEXT_IS_DESTROYED (the device was reset)");
+    CHECK_THROWS(choose(fake.driver), DriverError, "use --device cpu");
   }
 }
 

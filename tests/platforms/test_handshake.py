@@ -43,7 +43,7 @@ def test_the_best_mechanism_is_chosen(gpu: FakeGpu) -> None:
 def test_the_next_one_is_chosen_with_the_reason(gpu: FakeGpu) -> None:
     driver = driver_of(gpu)
     gpu.set_faults(UNSUPPORTED)
-    choice = driver.choose(time_limit_seconds=2)
+    choice = driver.choose()
     assert "says that this device" in choice.findings[0].reason
     if gpu.vendor == "cuda":
         assert choice.mechanism == _native.Mechanism.HostCallbacks and choice.capturable
@@ -51,7 +51,7 @@ def test_the_next_one_is_chosen_with_the_reason(gpu: FakeGpu) -> None:
         assert choice.mechanism == _native.Mechanism.StreamSynchronization
         assert not choice.capturable
     gpu.set_faults(OPERATION_FAILS | CALLBACK_NEVER_RUNS)
-    choice = driver.choose(time_limit_seconds=2)
+    choice = driver.choose()
     assert choice.mechanism == _native.Mechanism.StreamSynchronization and not choice.capturable
     assert "FAKE_NOT_SUPPORTED" in choice.findings[0].reason
 
@@ -66,7 +66,7 @@ def test_a_lost_device_is_a_clear_error(gpu: FakeGpu) -> None:
     driver = driver_of(gpu)
     gpu.set_faults(DEVICE_RESET)
     with pytest.raises(_native.DriverError, match=r"the device was reset[\s\S]*stream sync"):
-        driver.choose(time_limit_seconds=2)
+        driver.choose()
 
 
 def test_a_missing_driver_is_named() -> None:
