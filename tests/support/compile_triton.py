@@ -81,6 +81,7 @@ def compile_case(job: tuple[int, int]) -> tuple[str, str, str]:
     """What was compiled, its failure ("" for none), and what it needs."""
     (module, case), target = CASES[job[0]], TARGETS[job[1]]
     label = f"{target.name} {module}: {case.name}"
+    began = sum(os.times()[:4])
     try:
         kernel = triton.compile(source(case), target=target.gpu, options=dict(case.options))
     except Exception as error:  # whatever the compiler says is the result
@@ -88,7 +89,10 @@ def compile_case(job: tuple[int, int]) -> tuple[str, str, str]:
     shared = kernel.metadata.shared
     if shared > target.shared_bytes:
         return label, f"{shared} bytes of shared memory of {target.shared_bytes}", ""
-    return label, "", f"shared {shared}, {resources(kernel.asm)}" if "--report" in sys.argv else ""
+    if "--report" not in sys.argv:
+        return label, "", ""
+    seconds = sum(os.times()[:4]) - began
+    return label, "", f"{seconds:.1f} s, shared {shared}, {resources(kernel.asm)}"
 
 
 def resources(binaries: Any) -> str:

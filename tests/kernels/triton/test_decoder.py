@@ -19,14 +19,15 @@ from support.ops_under_test import make_ops
 from support.tiny_models import make_model, save_hf, tiny_config
 
 TOLERANCE = 1e-4  # relative to the largest logit: of sums in float32, as the CPU's tests have it
+BIASES = {"attention_bias": True, "mlp_bias": True}
 QUANTISED = {
     "num_hidden_layers": 1,
     "hidden_size": 64,
-    "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
     "head_dim": 32,
 }
-FIRST, SECOND = [3, 17, 99, 42], [100, 1]
+FIRST, SECOND = [3, 17, 28], [20, 1]  # together more than are multiplied one by one
+SMALL = {"vocab_size": 29, "num_experts_per_tok": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +48,7 @@ def on_device(path: Path, ops: TritonOps) -> Runner:
 
 def runs(runner: Runner, following: tuple[int, int, int] | None = None) -> torch.Tensor:
     """Logits of two sequences in one prefill, in one decode step with a padded row, and of the
-    first alone: float32 [9, vocab]. The `following` tokens, or always the likeliest."""
+    first alone: float32 [8, vocab]. The `following` tokens, or always the likeliest."""
     prompts = [(0, token) for token in FIRST] + [(1, token) for token in SECOND]
     prefill = runner.step(Phase.PREFILL, prompts)
     likeliest = prefill.argmax(dim=1).tolist()
@@ -60,17 +61,16 @@ def runs(runner: Runner, following: tuple[int, int, int] | None = None) -> torch
 @pytest.mark.parametrize(
     ("family", "overrides"),
     [
-        ("llama", {"attention_bias": True, "mlp_bias": True}),
-        ("mixtral", {"hidden_act": "gelu"}),
-        ("qwen3_moe", {"mlp_only_layers": [1], "tie_word_embeddings": True}),
-        ("gpt_oss", {}),
+        ("llama", {"num_hidden_layers": 2, "tie_word_embeddings": True, **BIASES}),
+        ("mixtral", {"num_hidden_layers": 1, "hidden_act": "gelu"}),
+        ("qwen3_moe", {"num_hidden_layers": 2, "mlp_only_layers": [1]}),
+        ("gpt_oss", {"num_hidden_layers": 1, "sliding_window": 3}),
     ],
 )
 def test_float32_decoders(
     device: str, family: str, overrides: dict[str, Any], tmp_path: Path
 ) -> None:
-    size = {"num_hidden_layers": 2, "num_experts_per_tok": 2}
-    model = make_model(tiny_config(family, **size, **overrides), seed=3)
+    model = make_model(tiny_config(family, **SMALL, **overrides), seed=3)
     path = save_hf(model, tmp_path)
     ours = runs(on_device(path, TritonOps(device, torch.float32)))
     theirs = runs(Runner(path, make_ops("cpu-exact"), strategy="fused"))
@@ -83,7 +83,7 @@ def test_a_quantised_decoder_with_a_bfloat16_cache(device: str, tmp_path: Path) 
     shares of attention everywhere, and in prefill both factors of each of the layer's products.
     Every rounding moves what it is part of by 2^-9 of it at most; these are about 16 in a row for
     each layer and the head, and where they add up at their worst they move the logits so much."""
-    config = tiny_config("qwen3_moe", **QUANTISED)
+    config = tiny_config("qwen3_moe", **SMALL, **QUANTISED)
     tiny = write_gguf(
         make_model(config, seed=5),
         tmp_path / "m.gguf",
@@ -94,4 +94,3 @@ def test_a_quantised_decoder_with_a_bfloat16_cache(device: str, tmp_path: Path) 
     theirs = runs(Runner(tiny.path, make_ops("cpu-exact"), strategy="fused"), (5, 6, 7))
     error = relative_error(ours, theirs)
     assert TOLERANCE < error < 16 * 2 * bfloat16_error(device), "rounded to bfloat16, and no more"
-    print(error)

@@ -20,6 +20,8 @@ from freetoken.kernels.triton.expert_prefill import (
 )
 from freetoken.kernels.triton.expert_sizes import (
     DECODE_OPTIONS,
+    FEW_REGISTERS,
+    MANY_REGISTERS,
     SORT_OPTIONS,
     SORT_ROUTES,
     SUM_COLUMNS,
@@ -27,6 +29,7 @@ from freetoken.kernels.triton.expert_sizes import (
     TILE_OPTIONS,
     Constants,
     Options,
+    Sizes,
     down_constants,
     down_tiles_constants,
     gate_up_constants,
@@ -85,13 +88,14 @@ def _case(name: str, kernel: JITFunction, constants: Constants, options: Options
     )
 
 
-def _gate_up(name: str, bank: DeviceBank) -> CompileCase:
-    constants = {**gate_up_constants(bank), "TOP_K": 8}
+def _gate_up(name: str, bank: DeviceBank, sizes: Sizes = MANY_REGISTERS) -> CompileCase:
+    constants = {**gate_up_constants(bank, sizes), "TOP_K": 8}
     return _case(f"decode gate_up {name}", gate_up_kernel, constants, DECODE_OPTIONS)
 
 
 def _down(name: str, bank: DeviceBank) -> CompileCase:
-    return _case(f"decode down {name}", down_kernel, down_constants(bank), DECODE_OPTIONS)
+    constants = down_constants(bank, FEW_REGISTERS)
+    return _case(f"decode down {name}", down_kernel, constants, DECODE_OPTIONS)
 
 
 def _gate_up_tiles(name: str, bank: DeviceBank, size: int) -> CompileCase:

@@ -13,8 +13,10 @@ Reasoned for a GPU of 132 multiprocessors and 4.8 TB/s (H200), not yet measured:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 import triton
 
 from freetoken.kernels.triton.activations import kernel_activation
@@ -26,7 +28,6 @@ Options = dict[str, Any]
 # Up to so many routes each reads its expert's weights by itself. More of them would often meet at
 # one expert, whose weights prefill reads once for all.
 DECODE_ROUTES = 64
-DECODE_ROWS = 8  # that a program reads at a time
 DECODE_LANES = 32  # threads of a row, each with a unit of columns
 DECODE_OPTIONS: Options = {"num_warps": 1, "enable_fp_fusion": True}
 
@@ -37,11 +38,36 @@ SORT_ROUTES = 2048  # that a program looks at together
 SORT_OPTIONS: Options = {"num_warps": 8}
 
 TILE_COLUMNS = 64  # of the results of a tile in prefill
-TILE_ROUTES = (16, 64, 128)  # rows of it
 TILE_OPTIONS: dict[int, Options] = {
     size: {"num_warps": 8 if size == 128 else 4, "num_stages": 2, "enable_fp_fusion": True}
-    for size in TILE_ROUTES
+    for size in (16, 64, 128)
 }
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What depends on how many registers programs have: rows that one of decode reads at a time,
+    and how many routes a tile of prefill may have, ascending."""
+
+    decode_rows: int
+    tile_routes: tuple[int, ...]
+
+    def tile(self, routes: int, experts: int) -> int:
+        """Sorted routes of a tile in prefill: about as many as an expert may expect."""
+        expected = routes // experts
+        return next((size for size in self.tile_routes if expected <= size), self.tile_routes[-1])
+
+
+MANY_REGISTERS = Sizes(decode_rows=8, tile_routes=(16, 64, 128))
+# RDNA: 32 threads a warp, of 256 registers, and a compiler that fetches more at once than fits.
+FEW_REGISTERS = Sizes(decode_rows=4, tile_routes=(16, 64))
+
+
+def sizes_for(device: torch.device) -> Sizes:
+    """What suits a device."""
+    if torch.version.hip and torch.cuda.get_device_properties(device).warp_size == 32:
+        return FEW_REGISTERS
+    return MANY_REGISTERS
 
 
 def decode_block_k(cols: int, unit: int) -> int:
@@ -52,18 +78,12 @@ def decode_block_k(cols: int, unit: int) -> int:
     return min(candidates, key=lambda size: -(-cols // size) * size)
 
 
-def tile_routes(routes: int, experts: int) -> int:
-    """Sorted routes of a tile in prefill: about as many as an expert may expect."""
-    expected = routes // experts
-    return next((size for size in TILE_ROUTES if expected <= size), TILE_ROUTES[-1])
-
-
 def most_tiles(routes: int, experts: int, size: int) -> int:
     """No division of routes among experts has more tiles."""
     return routes // size + min(routes, experts)
 
 
-def gate_up_constants(bank: DeviceBank) -> Constants:
+def gate_up_constants(bank: DeviceBank, sizes: Sizes) -> Constants:
     """Of `gate_up_kernel`, but for TOP_K."""
     gate, up = bank.gate, bank.up
     together = gate.format == up.format and gate.whole_units
@@ -73,17 +93,17 @@ def gate_up_constants(bank: DeviceBank) -> Constants:
         **_decode_part("GATE", gate),
         **_decode_part("UP", up),
         "TOGETHER": together,
-        "ROWS": DECODE_ROWS // 2,
+        "ROWS": sizes.decode_rows // 2,
         "BLOCK_K": max(_decode_step(gate), _decode_step(up)),
     }
 
 
-def down_constants(bank: DeviceBank) -> Constants:
+def down_constants(bank: DeviceBank, sizes: Sizes) -> Constants:
     """Of `down_kernel`."""
     return {
         **_shape(bank),
         **_decode_part("DOWN", bank.down),
-        "ROWS": DECODE_ROWS,
+        "ROWS": sizes.decode_rows,
         "BLOCK_K": _decode_step(bank.down),
     }
 

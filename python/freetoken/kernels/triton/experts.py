@@ -29,7 +29,7 @@ from freetoken.kernels.triton.expert_sizes import (
     gate_up_constants,
     gate_up_tiles_constants,
     most_tiles,
-    tile_routes,
+    sizes_for,
 )
 from freetoken.kernels.triton.fp8 import fp8_rounded
 
@@ -88,7 +88,9 @@ class TritonExpertKernel:
         self._scratch = scratch or ExpertScratch.on(bank.records.device)
         self._scratch.reserve(self._inner, self._hidden)
         self._round_x, self._round_inner = _rounds(gate), _rounds(down)
-        self._gate_up, self._down = gate_up_constants(bank), down_constants(bank)
+        self._sizes = sizes_for(bank.records.device)
+        self._gate_up = gate_up_constants(bank, self._sizes)
+        self._down = down_constants(bank, self._sizes)
         self._gate_up_tiles = gate_up_tiles_constants(bank)
         self._down_tiles = down_tiles_constants(bank)
         self._gate_up_blocks = triton.cdiv(self._inner, self._gate_up["ROWS"])
@@ -153,7 +155,7 @@ class TritonExpertKernel:
         if self._round_x:
             x = fp8_rounded(x)
         x = x.to(torch.bfloat16)
-        size = tile_routes(routes, experts)
+        size = self._sizes.tile(routes, experts)
         tiles = most_tiles(routes, experts, size)
         inner = torch.empty(
             (routes, inner_size),
