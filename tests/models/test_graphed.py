@@ -147,3 +147,283 @@ def test_replayed_steps_are_the_same_to_the_bit(
     replayed = sum(len(batch) < 3 or not eager for batch in BATCHES * 3) - pair.graphs.captures
     assert pair.graphs.replays == replayed
     assert pair.counted.calls == len(BATCHES * 3) - replayed + pair.graphs.captures
+
+
+def test_every_batch_size_is_padded_to_its_rung(paths: dict[str, Path], ops: CpuOps) -> None:
+    pair = Pair(paths["qwen3_moe"], ops, strategy="hybrid", cache_slots=4, max_fetch=1)
+    pair.prefill(*range(SEQUENCES))
+    pair.counted.rows = ()
+    for step in range(3):
+        for size in range(1, SEQUENCES + 1):
+            pair.decode(tuple(range(size))[::-1], step * SEQUENCES + size)
+            pair.check_traces()
+    assert pair.counted.rows == (1, 2, 4, 4, 8, 8, 9, 1, 2, 9), "each rung eagerly, then captured"
+    assert pair.graphs.replays == 3 * SEQUENCES - 5
+
+
+@pytest.mark.parametrize(
+    ("max_running", "rungs"),
+    [
+        (1, (1,)),
+        (3, (1, 2, 3)),
+        (8, (1, 2, 4, 8)),
+        (9, (1, 2, 4, 8, 9)),
+        (33, (1, 2, 4, 8, 16, 24, 32, 33)),
+    ],
+)
+def test_the_ladder_ends_with_the_most_that_can_run(max_running: int, rungs: tuple[int]) -> None:
+    assert ladder(max_running) == rungs
+
+
+def test_the_ladder_is_not_longer_than_graphs_pay() -> None:
+    assert ladder(1000)[-1] == 256
+
+
+def test_block_tables_grow_between_replays(paths: dict[str, Path], ops: CpuOps) -> None:
+    pair = Pair(paths["llama"], ops)
+    pair.prefill(0, 1, 2)
+    for step in range(42):
+        pair.decode((2, 0, 1) if step % 2 else (0, 1), step)
+    pair.check_traces()
+    assert pair.graphs.replays == 40
+
+
+def test_the_fetch_cap_changes_between_replays(paths: dict[str, Path], ops: CpuOps) -> None:
+    pair = Pair(paths["qwen3_moe"], ops, strategy="hybrid", cache_slots=3, max_fetch=0)
+    pair.prefill(0, 1)
+    fetched = []
+    for step in range(24):
+        for runner in pair.runners:
+            assert runner.runtime is not None
+            runner.runtime.cache.cap.set((0, 1, 3)[step // 8])
+        pair.decode((0, 1), step)
+        pair.check_traces()
+        assert pair.graphed.runtime is not None
+        fetched.append(pair.graphed.runtime.stats().total.fetched)
+    assert fetched[0] == fetched[7] < fetched[15] < fetched[23]
+    assert pair.graphs.captures == 1
+    assert pair.graphs.replays == 23
+
+
+def test_a_thousand_replays(paths: dict[str, Path], ops: CpuOps) -> None:
+    """Any number of rows, sequences that end and begin again, and ever other experts."""
+    moe = {"strategy": "hybrid", "cache_slots": 3, "max_fetch": 1}
+    pair = Pair(paths["qwen3_moe"], ops, max_running=4, **moe)
+    rng = np.random.default_rng(7)
+    for step in range(1000):
+        size = int(rng.integers(1, 5))
+        chosen = rng.permutation(SEQUENCES)[:size].tolist()
+        for sequence in chosen:
+            if pair.plain.fed[sequence] == 48:
+                for runner in pair.runners:
+                    runner.fed[sequence] = 0
+        pair.decode(tuple(chosen), int(rng.integers(1000)))
+        if step % 100 == 99:
+            pair.check_traces()
+    assert pair.graphs.replays == 1000 - 3
+    stats = pair.graphed.runtime and pair.graphed.runtime.stats().total
+    assert stats
+    assert stats.steps == 1000
+    assert min(stats.hits, stats.fetched, stats.cpu) > 500
+
+
+# Where there is no replay --------------------------------------------------------------------
+
+
+def test_a_capture_that_fails_leaves_the_rung_eager(
+    paths: dict[str, Path], ops: CpuOps, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = Pair(paths["qwen3_moe"], ops, strategy="hybrid", cache_slots=4, max_fetch=1)
+    pair.prefill(0, 1)
+    pair.graphs.capture_errors = [RuntimeError("operation not permitted when stream is capturing")]
+    with caplog.at_level(logging.WARNING):
+        for step in range(6):
+            pair.decode((0,), step)
+            pair.check_traces()
+    assert len(caplog.records) == 1
+    assert "up to 1 sequences" in caplog.text
+    assert "RuntimeError: operation not permitted when stream is capturing" in caplog.text
+    assert (pair.graphs.captures, pair.graphs.replays) == (0, 0)
+    for step in range(6, 9):  # another rung
+        pair.decode((0, 1), step)
+        pair.check_traces()
+    assert (pair.graphs.captures, pair.graphs.replays) == (1, 2)
+
+
+def test_reading_a_value_while_capturing_is_such_a_failure(
+    paths: dict[str, Path], ops: CpuOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(paths["llama"], ops)
+    pair.prefill(0)
+    rotations = Decoder.rotations
+    monkeypatch.setattr(
+        Decoder,
+        "rotations",
+        lambda self, positions: rotations(self, positions + int(positions.max()) * 0),
+    )
+    for step in range(4):
+        pair.decode((0,), step)
+    assert (pair.graphs.captures, pair.graphs.replays) == (0, 0)
+
+
+def test_steps_that_are_not_for_graphs_run_as_they_are(paths: dict[str, Path], ops: CpuOps) -> None:
+    pair = Pair(paths["llama"], ops, max_running=2)
+    for _ in range(3):  # one token each
+        for runner in pair.runners:
+            runner.prefill([4], 0)
+    pair.prefill(1, 2)
+    for step in range(3):
+        pair.decode((0, 1, 2), step)  # larger than the largest rung
+    for _ in range(3):
+        found, expected = (
+            runner.step(Phase.DECODE, [(0, 4)], padded_rows=1) for runner in pair.runners[::-1]
+        )
+        assert torch.equal(found, expected)  # logits of some rows only
+    assert (pair.graphs.captures, pair.graphs.replays) == (0, 0)
+    pair.check_traces()
+
+
+def test_a_step_with_rows_that_are_nobodys_and_all_logits_is_replayed(
+    paths: dict[str, Path], ops: CpuOps
+) -> None:
+    pair = Pair(paths["qwen3_moe"], ops, strategy="hybrid", cache_slots=4)
+    pair.prefill(0, 1)
+    inner = pair.decoder
+    for runner in pair.runners:
+        decoder: Any = runner.decoder
+        runner.decoder = AllLogits(decoder)
+    for step in range(4):
+        found, expected = (
+            runner.step(Phase.DECODE, [(1, step), (0, 4)], padded_rows=1)[:2]
+            for runner in pair.runners[::-1]
+        )
+        assert torch.equal(found, expected)
+        pair.check_traces()
+    assert isinstance(inner, GraphedDecoder)
+    assert pair.graphs.replays == 3
+
+
+class AllLogits:
+    """Asks for the logits of padded rows too."""
+
+    def __init__(self, decoder: Any) -> None:
+        self._decoder = decoder
+
+    def forward(self, batch: Any, kv: KVCache) -> Tensor:
+        every = torch.arange(len(batch.token_ids))
+        logits: Tensor = self._decoder.forward(replace(batch, logit_rows=every), kv)
+        return logits
+
+
+@pytest.mark.parametrize("strategy", ["cpu", "hybrid"])
+def test_without_a_handshake_for_graphs_steps_are_eager_and_it_is_said_once(
+    strategy: str,
+    paths: dict[str, Path],
+    ops: CpuOps,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(TracedExecutor, "capturable", False)
+    with caplog.at_level(logging.WARNING):
+        pair = Pair(paths["qwen3_moe"], ops, strategy=strategy, cache_slots=4)
+        pair.prefill(0)
+        for step in range(4):
+            pair.decode((0,), step)
+    pair.check_traces()
+    assert (pair.graphs.captures, pair.graphs.replays) == (0, 0)
+    assert caplog.text.count("decode graphs are off") == len(caplog.records) == 1
+
+
+def test_without_graphs_steps_are_guarded_all_the_same(paths: dict[str, Path], ops: CpuOps) -> None:
+    pair = Pair(paths["qwen3_moe"], ops, with_graphs=False, strategy="hybrid", cache_slots=4)
+    pair.prefill(0)
+    pair.decode((0,))
+    assert pair.executor is not None
+    pair.executor.failures = ["layer 1: out of luck"]
+    with pytest.raises(_native.HandshakeError, match="out of luck"):
+        pair.graphed.decode([5])
+    pair.decoder.close()
+
+
+def test_another_cache_has_graphs_of_its_own(paths: dict[str, Path], ops: CpuOps) -> None:
+    pair = Pair(paths["llama"], ops)
+    pair.prefill(0)
+    for step in range(3):
+        pair.decode((0,), step)
+    for runner in pair.runners:
+        runner._kv = KVCache(layers=2, pages=200, page_tokens=3, kv_heads=1, head_dim=20)
+        runner.fed = [0] * SEQUENCES
+    pair.prefill(0)
+    for step in range(3):
+        pair.decode((0,), step)
+    assert pair.graphs.captures == 2
+    assert pair.graphs.open_graphs == 1
+    pair.decoder.close()
+    assert pair.graphs.open_graphs == 0
+
+
+# Steps that fail -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps_before", [0, 1, 3], ids=["eager", "captured", "replayed"])
+@pytest.mark.parametrize("strategy", ["cpu", "hybrid"])
+def test_the_logits_of_a_step_that_failed_are_not_handed_out(
+    strategy: str, steps_before: int, paths: dict[str, Path], ops: CpuOps
+) -> None:
+    pair = Pair(paths["qwen3_moe"], ops, strategy=strategy, cache_slots=7)
+    pair.prefill(0)
+    for step in range(steps_before):
+        pair.decode((0,), step)
+    assert pair.executor is not None
+    pair.executor.failures = ["layer 1: out of luck"]
+    with pytest.raises(_native.HandshakeError, match="layer 1: out of luck"):
+        pair.graphed.decode([7])
+    assert pair.executor.cleared == 1
+    pair.plain.decode([7])
+    for step in range(4):  # the engine would drop the request; the next one goes on
+        pair.decode((0,), step)
+    assert pair.graphs.captures == 1
+
+
+def test_a_failed_prefill_is_not_handed_out(paths: dict[str, Path], ops: CpuOps) -> None:
+    pair = Pair(paths["qwen3_moe"], ops, strategy="cpu")
+    assert pair.executor is not None
+    pair.executor.failures = ["layer 1: out of luck"]
+    with pytest.raises(_native.HandshakeError, match="layer 1: out of luck"):
+        pair.graphed.prefill(PROMPT)
+
+
+def test_a_launch_that_fails_takes_its_announcement_back(
+    paths: dict[str, Path], ops: CpuOps
+) -> None:
+    pair = Pair(paths["qwen3_moe"], ops, strategy="hybrid", cache_slots=4)
+    pair.prefill(0)
+    for step in range(3):
+        pair.decode((0,), step)
+    pair.graphs.replay_errors = [RuntimeError("the device is lost")]
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        pair.graphed.decode([7])
+    assert pair.executor is not None
+    assert pair.executor.expected == 0
+
+
+def test_the_step_after_a_failed_one_is_not_captured(
+    paths: dict[str, Path], ops: CpuOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may tidy up after the failed one, which replays must not."""
+    pair = Pair(paths["qwen3_moe"], ops, strategy="hybrid", cache_slots=4)
+    pair.prefill(0, 1)
+    pair.decode((0,))
+
+    def fail(*arguments: Any) -> Tensor:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CountedDecoder, "forward", fail)
+        with pytest.raises(MemoryError):
+            pair.graphed.step(Phase.DECODE, [(0, 3), (1, 3)])
+    pair.graphed.fed = list(pair.plain.fed)
+    pair.decode((0,))
+    assert pair.graphs.captures == 0
+    pair.decode((0,))
+    assert pair.graphs.captures == 1

@@ -17,6 +17,7 @@ from freetoken.formats import Q4_0, Q8_0
 from freetoken.kernels.cpu import CpuExpertKernel, CpuOps
 from freetoken.moe.gpu_executor import GpuCpuMoeExecutor
 from freetoken.moe.hybrid_decode import HybridDecodeExecutor, HybridDecodeRequest
+from freetoken.moe.step_guard import HandshakeGuard
 from freetoken.moe.store import MappedExpertStore
 from support.fake_gpu import FakeGpu
 from support.moe_fakes import random_layer, random_routes
@@ -234,6 +235,70 @@ def test_replays_that_never_come_are_an_error(
     with pytest.raises(_native.HandshakeError, match="though 5 handshakes were submitted"):
         while time.monotonic() < end:
             executor.check()
+            time.sleep(0.01)
+    executor.close()
+
+
+def test_a_guard_raises_for_a_step_that_failed_and_lets_the_next_one_try(
+    gpu: FakeGpu, ops: CpuOps, kernels: list[CpuExpertKernel]
+) -> None:
+    executor = make_executor(gpu, ops, kernels)
+    guard = HandshakeGuard(executor, gpu.synchronize)
+    inputs = Inputs.random(2, 3)
+    wrong = Inputs(inputs.hidden, inputs.weights, torch.full_like(inputs.ids, EXPERTS))
+    for _ in range(2):
+        executor.decode(1, *wrong.all)
+        with pytest.raises(_native.HandshakeError, match=r"layer 1, 2 tokens: ids: found 6"):
+            guard.after_step()
+        result = executor.decode(0, *inputs.all)
+        guard.after_step()
+        assert torch.equal(result, kernels[0](*inputs.all))
+    assert guard.handshakes == 4
+    executor.close()
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_guard_knows_what_can_be_captured_and_counts_it(
+    gpu: FakeGpu, ops: CpuOps, kernels: list[CpuExpertKernel], mechanism: _native.Mechanism
+) -> None:
+    executor = make_executor(gpu, ops, kernels, mechanism)
+    guard = HandshakeGuard(executor, gpu.synchronize)
+    assert guard.capturable == (mechanism in CAPTURABLE)
+    inputs = Inputs.random(1, 3)
+    for layer_id in range(LAYERS):
+        executor.decode(layer_id, *inputs.all)
+    guard.after_step()
+    if guard.capturable:
+        before = guard.handshakes
+        gpu.begin_capture()
+        for layer_id in range(LAYERS):
+            result = executor.decode(layer_id, *inputs.all)
+        graph = gpu.end_capture()
+        captured = guard.handshakes - before
+        assert captured == LAYERS
+        with guard.replaying(captured):
+            graph.launch()
+        guard.after_step()
+        assert torch.equal(result, kernels[LAYERS - 1](*inputs.all))
+        graph.close()
+    executor.close()
+
+
+def test_a_guard_takes_back_what_was_not_launched(
+    gpu: FakeGpu, ops: CpuOps, kernels: list[CpuExpertKernel]
+) -> None:
+    executor = make_executor(gpu, ops, kernels, stall_limit_seconds=0.2)
+    guard = HandshakeGuard(executor, gpu.synchronize)
+    with pytest.raises(MemoryError), guard.replaying(3):
+        raise MemoryError
+    time.sleep(0.6)
+    guard.after_step()
+    with guard.replaying(3):
+        pass  # launched, and never there
+    end = time.monotonic() + 20
+    with pytest.raises(_native.HandshakeError, match="though 3 handshakes were submitted"):
+        while time.monotonic() < end:
+            guard.after_step()
             time.sleep(0.01)
     executor.close()
 
