@@ -1,9 +1,9 @@
 """The GPU that a benchmark or a test runs on, and what stands in for it where there is none.
 
-Without a GPU Triton's interpreter runs the cache's kernels on CPU tensors, the CPU's kernels compute
-the GPU's experts too (the interpreter would take minutes), a "graph" is the work itself, called
-again, and a handshake's job runs when it is submitted. That finds mistakes in the programs that use
-it, and says nothing about speed or about drivers.
+Without a GPU Triton's interpreter runs the cache's kernels on CPU tensors, the CPU's kernels
+compute the GPU's experts too (the interpreter would take minutes), a "graph" is the work itself,
+called again, and a handshake's job runs when it is submitted. That finds mistakes in the programs
+that use it, and says nothing about speed or about drivers.
 """
 
 from __future__ import annotations
