@@ -41,7 +41,9 @@ handshake::ProbeOptions probe_options(int layers, int rounds, double time_limit_
 handshake::CoordinatorOptions coordinator_options(const Context& context, double stall_limit_seconds) {
   const std::vector<int> allowed = allowed_cpus();
   handshake::CoordinatorOptions options;
-  options.seat = handshake::plan_seat(context.cpus(), physical_cpus(allowed), allowed);
+  std::vector<int> cores;
+  for (const Place& place : physical_cores(allowed)) cores.push_back(place.cpu);
+  options.seat = handshake::plan_seat(context.cpus(), cores, allowed);
   options.stall_limit = milliseconds("stall_limit_seconds", stall_limit_seconds);
   return options;
 }

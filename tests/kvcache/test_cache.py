@@ -33,5 +33,5 @@ def test_memory_is_not_touched_before_use() -> None:
 
 
 def test_refused_memory_is_an_error_that_says_how_much() -> None:
-    with pytest.raises(CapacityError, match="cpu refused .* GiB for"):
+    with pytest.raises(CapacityError, match=r"cpu refused .* GiB for"):
         KVCache(layers=1, pages=2**40, page_tokens=32, kv_heads=8, head_dim=128)

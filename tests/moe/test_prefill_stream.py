@@ -13,6 +13,7 @@ from torch import Tensor
 
 from freetoken.errors import CapacityError
 from freetoken.moe import prefill_stream
+from freetoken.moe.cpu_executor import CpuMoeExecutor
 from freetoken.moe.device_cache import DeviceMoeCache
 from freetoken.moe.lru import FetchCap
 from freetoken.moe.offload_cache import OffloadMoeCache
@@ -355,7 +356,11 @@ def test_a_runtime_on_a_gpu_computes_what_the_cpu_does(strategy: str, slots: int
     def create(config: MoeConfig, gpu: GpuExperts | None) -> OffloadMoeRuntime:
         return OffloadMoeRuntime.create(LAYERS, config, DeviceMemory(), OrderedOps(), gpu)
 
-    gpu = GpuExperts(DEVICE, lambda layout, records: OrderedKernel(layout.bank(records)))
+    gpu = GpuExperts(
+        DEVICE,
+        bind=lambda layout, records: OrderedKernel(layout.bank(records)),
+        cpu_executor=CpuMoeExecutor,
+    )
     config = MoeConfig(strategy, TOP_K, cache_slots=slots, max_fetch=1)  # type: ignore[arg-type]
     reference = make_strategy(create(MoeConfig("cpu", TOP_K), None))
     with create(config, gpu) as runtime:

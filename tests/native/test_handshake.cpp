@@ -204,6 +204,18 @@ TEST(shutdown_waits_for_work_in_flight) {
   }
 }
 
+TEST(shutdown_waits_for_a_replay_that_nobody_announced) {
+  Fake fake(Vendor::Rocm);
+  auto handshake = made(fake, Mechanism::MemoryOperations);
+  Step step(fake, *handshake, 200);
+  step.set_inputs(4);
+  step.capture();
+  step.replay();
+  CHECK(handshake->close());
+  CHECK(step.correct());   // closing has waited for the stream
+  handshake->check();
+}
+
 TEST(shutdown_after_the_device_is_gone) {
   Fake fake(Vendor::Cuda);
   const auto handshake = made(fake, Mechanism::MemoryOperations);

@@ -1,4 +1,7 @@
 // The probe refuses what does not work, says why, and the next mechanism computes the right thing.
+#include <cstdlib>
+#include <filesystem>
+
 #include "handshake_support.h"
 
 using namespace handshake_support;
@@ -180,6 +183,20 @@ TEST(a_driver_that_is_not_there) {
   CHECK_THROWS(Driver::open(Vendor::Cuda, "/nowhere/libcuda.so.1"), DriverError, "/nowhere/libcuda.so.1");
   // HIP's library is no CUDA driver.
   CHECK_THROWS(Driver::open(Vendor::Cuda, FT_FAKE_HIP), DriverError, "has no cuInit");
+}
+
+// Two copies of a driver's library would not know each other's streams.
+TEST(a_library_that_is_loaded_already_is_the_one_that_is_used) {
+  char pattern[] = "/tmp/ft_handshake_XXXXXX";
+  const std::filesystem::path directory = mkdtemp(pattern);
+  const std::string copy = directory / "libamdhip64.so.7";
+  std::filesystem::copy_file(FT_FAKE_HIP, copy);
+  void* handle = dlopen(copy.c_str(), RTLD_NOW);
+  std::filesystem::remove_all(directory);   // so it cannot be opened once more
+  CHECK(handle != nullptr);
+  const auto driver = Driver::open(Vendor::Rocm);
+  reinterpret_cast<void (*)(int)>(dlsym(handle, "fake_set_fault"))(fake::kUnsupported);
+  CHECK(contains(driver->no_memory_operations(), "hipDeviceAttributeCanUseStreamWaitValue is 0"));
 }
 
 FT_TEST_MAIN

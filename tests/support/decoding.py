@@ -14,8 +14,8 @@ from freetoken.checkpoints import open_checkpoint
 from freetoken.kernels.base import ExpertBank
 from freetoken.kvcache import KVCache
 from freetoken.models import DecoderSpec, ForwardBatch, MoeSpec, Phase, load_decoder, read_spec
-from freetoken.moe.runtime import MoeConfig, OffloadMoeRuntime
-from freetoken.moe.store import LayerExperts
+from freetoken.moe.runtime import GpuExperts, MoeConfig, OffloadMoeRuntime
+from freetoken.moe.store import LayerExperts, SlotMemory
 
 PAGE_TOKENS = 3
 
@@ -53,6 +53,8 @@ class Runner:
         strategy: str = "cpu",
         sequences: int = 2,
         tokens: int = 48,
+        memory: SlotMemory | None = None,
+        gpu: GpuExperts | None = None,
         **moe: Any,
     ) -> None:
         checkpoint = open_checkpoint(path)
@@ -61,7 +63,9 @@ class Runner:
 
         def make_moe(layers: Sequence[LayerExperts], spec: MoeSpec) -> OffloadMoeRuntime:
             config = MoeConfig(strategy=strategy, top_k=spec.top_k, **moe)
-            self.runtime = OffloadMoeRuntime.create(layers, config, HostMemory(), ops)
+            self.runtime = OffloadMoeRuntime.create(
+                layers, config, memory or HostMemory(), ops, gpu
+            )
             return self.runtime
 
         self.decoder: Any = load_decoder(checkpoint, self.spec, ops, make_moe)

@@ -26,6 +26,7 @@ from freetoken.kvcache import KVCache, page_bytes
 from freetoken.models import Decoder, load_decoder, read_spec
 from freetoken.models.recorded import RecordedDecoder
 from freetoken.models.spec import DecoderSpec, MoeSpec
+from freetoken.moe.gpu_executor import GpuCpuMoeExecutor
 from freetoken.moe.runtime import GpuExperts, MoeConfig, OffloadMoeRuntime
 from freetoken.moe.store import LayerExperts
 from freetoken.platforms import Platform, select_platform
@@ -156,8 +157,7 @@ def _gpu_experts(platform: Platform) -> GpuExperts | None:
     return GpuExperts(
         device=gpu.ops.device,
         bind=lambda layout, records: gpu.ops.experts(device_bank(layout, records)),
-        streams=gpu.streams,
-        handshake=gpu.handshake,
+        cpu_executor=lambda kernels: GpuCpuMoeExecutor(kernels, gpu.handshake(), gpu.streams),
     )
 
 

@@ -8,8 +8,10 @@ from freetoken.formats.base import ByteRange, Bytes
 
 
 def copy_field(blocks: Bytes, block_bytes: int, field: ByteRange, target: Bytes) -> None:
-    """Gather one field of every block into a plane, uint8 [blocks * field.bytes]. `blocks` is uint8,
-    of any shape whose last dimension is whole blocks and contiguous."""
+    """Gather one field of every block into a plane, uint8 [blocks * field.bytes].
+
+    `blocks` is uint8, of any shape whose last dimension is whole blocks and contiguous.
+    """
     if field.bytes == block_bytes:
         target.reshape(blocks.shape)[...] = blocks
         return

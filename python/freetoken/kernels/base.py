@@ -1,9 +1,10 @@
 """The operators that a decoder needs. One object per platform implements them all.
 
-Tensors are contiguous, and lie on the operators' device. Activations are float32. `T` tokens, `H` hidden size, `N` output
-rows, `K` top_k. Every operator treats each token alone: its result does not depend, not by a bit,
-on which other tokens are in the batch. This is what makes a batch of prompts give each the tokens
-that it gives alone.
+Tensors are contiguous, and lie on the operators' device. Activations are float32. `T` tokens, `H`
+hidden size, `N` output rows, `K` top_k. Every operator treats each token alone: its result does not
+depend, not by a bit, on which other tokens are in the batch. This is what makes a batch of prompts
+give each the tokens that it gives alone. On a GPU it may depend on how many they are: a few tokens
+and many are computed by different kernels, whose roundings differ.
 """
 
 from __future__ import annotations
@@ -155,13 +156,15 @@ class Ops(Protocol):
         ...
 
     def matrix(self, entry: TensorEntry) -> Matrix:
-        """Bind a [N, H] tensor, zero copy on a CPU, else copied to the device. Raises CheckpointError for a format without kernel."""
+        """Bind a [N, H] tensor: zero copy on a CPU, else copied to the device. Raises
+        CheckpointError for a format without kernel."""
         ...
 
     def linear(self, x: Tensor, w: Matrix, bias: Tensor | None = None) -> Tensor:
         """x [T, H] @ w [N, H]^T (+ bias [N]) -> [T, N].
 
-        Quantised formats round x to int8 in blocks of 32 first; floats multiply exactly.
+        A CPU rounds x to int8 in blocks of 32 for quantised formats, a GPU x and the weights to
+        bfloat16 where there are many tokens; else they multiply exactly.
         """
         ...
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from freetoken import _native
 from freetoken.config import StrategyName, resolve_slots
 from freetoken.kernels.base import ExpertBank, ExpertMath
-from freetoken.kernels.cpu import CpuOps
+from freetoken.kernels.cpu import CpuExpertKernel, CpuOps
 from freetoken.moe.cpu_executor import CpuMoeExecutor
 from freetoken.moe.expert_cache import ExpertCache
 from freetoken.moe.gpu_executor import GpuCpuMoeExecutor
@@ -36,7 +35,6 @@ from freetoken.moe.store import (
     SlotPool,
 )
 from freetoken.moe.timeline import timelines
-from freetoken.platforms.streams import GpuStreams
 
 if TYPE_CHECKING:  # they need triton, which only a GPU does
     from freetoken.moe.device_cache import DeviceMoeCache
@@ -61,16 +59,17 @@ class MoeConfig:
     fits_memory: bool = False
 
 
+CpuExecutor = CpuMoeExecutor | GpuCpuMoeExecutor
+
+
 @dataclass(frozen=True)
 class GpuExperts:
     """The GPU of a runtime: where slots, ids and counts lie, what computes on records there, and
-    how it and the CPU wait for each other (`handshake` makes one, and is called where the CPU
-    computes experts)."""
+    what runs the CPU's kernels, one per layer, beside it."""
 
     device: torch.device
     bind: BindRecords
-    streams: GpuStreams
-    handshake: Callable[[], _native.GpuHandshake]
+    cpu_executor: Callable[[Sequence[CpuExpertKernel]], CpuExecutor]
 
 
 class OffloadMoeRuntime:
@@ -88,7 +87,7 @@ class OffloadMoeRuntime:
         store: ExpertStore | None,
         pool: SlotPool | None,
         cache: ExpertCache[Any] | None,
-        cpu: CpuMoeExecutor | GpuCpuMoeExecutor | None,
+        cpu: CpuExecutor | None,
         hybrid: HybridDecodeExecutor[Any] | None,
         stream: PrefillStream | None,
         bind: BindRecords,
@@ -132,7 +131,7 @@ class OffloadMoeRuntime:
         bind = _on_host(cpu_ops) if gpu is None else gpu.bind
         store: ExpertStore | None = None
         pool = hybrid = None
-        cpu: CpuMoeExecutor | GpuCpuMoeExecutor | None = None
+        cpu: CpuExecutor | None = None
         cache: OffloadMoeCache | DeviceMoeCache | None = None
         stream: PrefillStream | None = None
         if config.strategy == "cpu":
@@ -155,10 +154,7 @@ class OffloadMoeRuntime:
                 decode, prefill = cache.counter, stream.counter
         if store is not None and config.strategy != "offload":
             kernels = [cpu_ops.expert_kernel(store.bank(i)) for i in range(len(layers))]
-            if gpu is None:
-                cpu = CpuMoeExecutor(kernels)
-            else:
-                cpu = GpuCpuMoeExecutor(kernels, gpu.handshake(), gpu.streams)
+            cpu = CpuMoeExecutor(kernels) if gpu is None else gpu.cpu_executor(kernels)
         if cpu is not None and cache is not None:
             hybrid = HybridDecodeExecutor[Any](cache, cpu, overlap=config.overlap)
         return cls(
@@ -187,7 +183,7 @@ class OffloadMoeRuntime:
         return self._cache
 
     @property
-    def cpu(self) -> CpuMoeExecutor | GpuCpuMoeExecutor:
+    def cpu(self) -> CpuExecutor:
         if self._cpu is None:
             raise self._has_no("CPU executor")
         return self._cpu

@@ -7,6 +7,9 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated
+    from support.interpreter import patch_once_per_launch
+
+    patch_once_per_launch()
 
 
 @pytest.fixture

@@ -97,8 +97,9 @@ def make_case(
 PREFILL = [*((0, p) for p in range(37)), (1, 0), (1, 289), (-1, 5), (1, 256)]
 
 
-@pytest.mark.parametrize("sinks", [False, True])
-@pytest.mark.parametrize("window", [None, 1, 17, 300])
+@pytest.mark.parametrize(
+    ("window", "sinks"), [(None, False), (None, True), (1, True), (17, False), (300, True)]
+)
 @pytest.mark.parametrize("heads", HEADS)
 def test_prefill(device: str, heads: tuple[int, int, int], window: int | None, sinks: bool) -> None:
     case = make_case(heads, PREFILL, window=window, sinks=sinks)
@@ -109,18 +110,19 @@ def test_prefill(device: str, heads: tuple[int, int, int], window: int | None, s
     same_product(part, found[10:39], device)
 
 
-DECODE = [(1, 289), (0, 36), (-1, 5), (1, 0), (0, 15), (0, 16), (1, 63)]
+DECODE = [(1, 289), (0, 36), (-1, 5), (1, 0), (0, 16)]
 
 
-@pytest.mark.parametrize("sinks", [False, True])
-@pytest.mark.parametrize("window", [None, 1, 17, 300])
+@pytest.mark.parametrize(
+    ("window", "sinks"), [(None, False), (None, True), (1, True), (17, False), (300, True)]
+)
 @pytest.mark.parametrize("heads", HEADS)
 def test_decode(device: str, heads: tuple[int, int, int], window: int | None, sinks: bool) -> None:
     case = make_case(heads, DECODE, window=window, sinks=sinks, sequences=len(DECODE))
     found = case.ours(device)
     close(found, case.expected(), 5e-6)
     assert torch.equal(found[2], torch.zeros(heads[0], heads[2]))
-    for t in (0, 1, 4):
+    for t in (0, 4):
         same_product(case.ours(device, slice(t, t + 1))[0], found[t], device)
 
 
@@ -131,7 +133,7 @@ def test_a_bfloat16_cache(
 ) -> None:
     """Queries are rounded to bfloat16, so a score is off by at most e = 2^-9 scale sum |q| |k|; a
     share by e^(2 e), and by 2^-9 again where it is rounded itself."""
-    case = make_case(heads, tokens, window=40, sinks=True, dtype=torch.bfloat16, sequences=7)
+    case = make_case(heads, tokens, window=40, sinks=True, dtype=torch.bfloat16, sequences=5)
     found, expected = case.ours(device), case.expected()
     keys = case.k_cache.float().nan_to_num().abs().view(-1, *case.k_cache.shape[2:])
     group = heads[0] // heads[1]
@@ -149,7 +151,7 @@ def test_a_bfloat16_cache(
 def test_what_is_no_number_is_seen_and_stays_in_its_sequence(
     device: str, tokens: list[tuple[int, int]]
 ) -> None:
-    case = make_case((9, 3, 64), tokens, sequences=7 if tokens is DECODE else 2)
+    case = make_case((9, 3, 64), tokens, sequences=len(DECODE) if tokens is DECODE else 2)
     slot = case.table[1, 0]
     case.k_cache[slot, 0, 1, 3] = float("nan")  # position 0 of sequence 1, key head 1
     found = case.ours(device)

@@ -16,9 +16,14 @@ from support.ops_under_test import make_ops
 from support.tiny_models import make_model, save_hf, tiny_config
 
 TOLERANCE = 1e-4  # relative to the largest logit: of sums in float32, as the CPU's tests have it
-PROMPT = [3, 17, 99, 0, 42, 42]
-SECOND = [100, 1, 1]
-GENERATED = 3
+QUANTISED = {
+    "num_hidden_layers": 1,
+    "hidden_size": 64,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "head_dim": 32,
+}
+FIRST, SECOND = [3, 17, 99, 42], [100, 1]
 
 
 @pytest.fixture(autouse=True)
@@ -27,20 +32,26 @@ def fewer_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear, "_PROGRAMS", 8)
 
 
-def runs(runner: Runner) -> torch.Tensor:
-    """Logits of a prefill in two chunks, one of them alone; a batch of two sequences and a padded
-    row; and some greedy steps. float32 [T, vocab]."""
-    logits = [runner.prefill(PROMPT[:5]), runner.prefill(PROMPT[5:])]
-    logits.append(runner.prefill(SECOND, sequence=1))
-    pair = [(0, int(logits[1][-1].argmax())), (1, int(logits[2][-1].argmax()))]
-    logits.append(runner.step(Phase.DECODE, pair, padded_rows=1))
-    for _ in range(GENERATED):
-        logits.append(runner.decode([int(logits[-1][0].argmax())]))
-    return torch.cat(logits)
+def on_device(path: Path, ops: TritonOps) -> Runner:
+    """All experts in slots of the device."""
+    gpu = GpuExperts(
+        ops.device,
+        bind=lambda layout, records: ops.experts(device_bank(layout, records)),
+        cpu_executor=lambda _: pytest.fail("nothing is computed on the CPU"),
+    )
+    return Runner(path, ops, strategy="fused", memory=DeviceMemory(), gpu=gpu)
 
 
-def same_tokens(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    return torch.equal(found.argmax(dim=1), expected.argmax(dim=1))
+def runs(runner: Runner, following: tuple[int, int, int] | None = None) -> torch.Tensor:
+    """Logits of two sequences in one prefill, in one decode step with a padded row, and of the
+    first alone: float32 [9, vocab]. The `following` tokens, or always the likeliest."""
+    prompts = [(0, token) for token in FIRST] + [(1, token) for token in SECOND]
+    prefill = runner.step(Phase.PREFILL, prompts)
+    likeliest = prefill.argmax(dim=1).tolist()
+    a, b, c = following or (likeliest[len(FIRST) - 1], likeliest[-1], None)
+    both = runner.step(Phase.DECODE, [(0, a), (1, b)], padded_rows=1)
+    alone = runner.decode([int(both[0].argmax()) if c is None else c])
+    return torch.cat([prefill, both, alone])
 
 
 @pytest.mark.parametrize(
@@ -55,9 +66,29 @@ def same_tokens(found: torch.Tensor, expected: torch.Tensor) -> bool:
 def test_float32_decoders(
     device: str, family: str, overrides: dict[str, Any], tmp_path: Path
 ) -> None:
-    model = make_model(tiny_config(family, **overrides), seed=3)
+    size = {"num_hidden_layers": 2, "num_experts_per_tok": 2}
+    model = make_model(tiny_config(family, **size, **overrides), seed=3)
     path = save_hf(model, tmp_path)
-    ours = runs(Runner(path, TritonOps(device, torch.float32), strategy="fused"))
+    ours = runs(on_device(path, TritonOps(device, torch.float32)))
     theirs = runs(Runner(path, make_ops("cpu-exact"), strategy="fused"))
     assert relative_error(ours, theirs) < TOLERANCE
-    assert same_tokens(ours, theirs)
+    assert torch.equal(ours.argmax(dim=1), theirs.argmax(dim=1))
+
+
+def test_a_quantised_decoder_with_a_bfloat16_cache(device: str, tmp_path: Path) -> None:
+    """Its weights are read alike, so only bfloat16 parts it from the CPU: queries, keys, values and
+    shares of attention everywhere, and in prefill both factors of each of the layer's products.
+    Every rounding moves what it is part of by 2^-9 of it at most; these are about 16 in a row for
+    each layer and the head, and where they add up at their worst they move the logits so much."""
+    config = tiny_config("qwen3_moe", **QUANTISED)
+    tiny = write_gguf(
+        make_model(config, seed=5),
+        tmp_path / "m.gguf",
+        expert_type=Q.Q4_0,
+        types={"self_attn": Q.Q8_0, "lm_head": Q.Q4_0},
+    )
+    ours = runs(on_device(tiny.path, TritonOps(device)), (5, 6, 7))
+    theirs = runs(Runner(tiny.path, make_ops("cpu-exact"), strategy="fused"), (5, 6, 7))
+    error = relative_error(ours, theirs)
+    assert TOLERANCE < error < 16 * 2 * bfloat16_error(device), "rounded to bfloat16, and no more"
+    print(error)

@@ -55,8 +55,8 @@ def _swish(x, scaled):
 
 @triton.jit
 def _normal_tail(a):
-    """The chance that a normal variable exceeds a >= 0: e^(-a^2 / 2) t P(t) with t = 1 / (1 + a / 4),
-    to 1e-6 relative for a < 5. The polynomial is that of csrc/simd/vector_kernels.inl."""
+    """The chance that a normal variable exceeds a >= 0, to 1e-6 relative for a < 5:
+    e^(-a^2 / 2) t P(t) with t = 1 / (1 + a / 4) and the P of csrc/simd/vector_kernels.inl."""
     t = 1.0 / (1.0 + 0.25 * a)
     p = 1.981222073e-2 * t - 8.101087307e-2
     p = p * t + 9.584389991e-2

@@ -94,8 +94,8 @@ def decode_kernel(
     """One token, one key head, one of SPLITS even shares of the positions that the token sees.
 
     Shares are whole blocks, so a short sequence has fewer of them than SPLITS, and no more than
-    there are programs for. Writes the share's mean of values to partials [T, Hq, SPLITS, DIM], and the base-2 logarithm of
-    its weight to logs [T, Hq, SPLITS]: zero and -inf for an empty share.
+    there are programs for. Writes the share's mean of values to partials [T, Hq, SPLITS, DIM], and
+    the base-2 logarithm of its weight to logs [T, Hq, SPLITS]: zero and -inf for an empty share.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -415,7 +415,7 @@ def _signature(cache: str, pointers: str, numbers: str) -> dict[str, str]:
     return types | {"sequence_ptr": "*i32", "positions_ptr": "*i32", "scale": "fp32"}
 
 
-_HEADS = {"GROUP": 8, "DIM": 128, "PAGE_TOKENS": 16, "BLOCK_D": 128}
+_HEADS: dict[str, object] = {"GROUP": 8, "DIM": 128, "PAGE_TOKENS": 16, "BLOCK_D": 128}
 COMPILE_CASES = [
     *(
         CompileCase(

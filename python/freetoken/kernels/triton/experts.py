@@ -18,7 +18,6 @@ from freetoken.kernels.triton.expert_prefill import (
 from freetoken.kernels.triton.expert_sizes import (
     DECODE_OPTIONS,
     DECODE_ROUTES,
-    DECODE_ROWS,
     SORT_OPTIONS,
     SORT_ROUTES,
     SUM_COLUMNS,
@@ -62,6 +61,17 @@ def _rounds(part: DevicePart) -> bool:
     return part.format.name == "DS_FP4"
 
 
+class LaunchedExperts:
+    """freetoken.kernels.base.PendingExperts on the device's stream."""
+
+    def __init__(self, out: Tensor) -> None:
+        self._out = out
+
+    def wait(self) -> Tensor:
+        """What the stream runs from now on finds the result; the host does not wait."""
+        return self._out
+
+
 class TritonExpertKernel:
     """`freetoken.kernels.base.ExpertKernel` for a bank in the device's memory.
 
@@ -81,9 +91,8 @@ class TritonExpertKernel:
         self._gate_up, self._down = gate_up_constants(bank), down_constants(bank)
         self._gate_up_tiles = gate_up_tiles_constants(bank)
         self._down_tiles = down_tiles_constants(bank)
-        rows = DECODE_ROWS // 2  # of gate, and as many of up
-        self._gate_up_blocks = triton.cdiv(self._inner, rows)
-        self._down_blocks = triton.cdiv(self._hidden, DECODE_ROWS)
+        self._gate_up_blocks = triton.cdiv(self._inner, self._gate_up["ROWS"])
+        self._down_blocks = triton.cdiv(self._hidden, self._down["ROWS"])
         self._sum_blocks = triton.cdiv(self._hidden, SUM_COLUMNS)
 
     def __call__(self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
@@ -107,6 +116,12 @@ class TritonExpertKernel:
             **SUM_OPTIONS,
         )
         return out
+
+    def submit(
+        self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
+    ) -> LaunchedExperts:
+        """A launch returns at once anyway."""
+        return LaunchedExperts(self(hidden_states, topk_weights, topk_ids))
 
     def _decode(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         """Terms of all routes, float32 [T * K, H]; unwritten for those that do not count."""

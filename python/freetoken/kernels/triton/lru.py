@@ -151,7 +151,7 @@ def _rank(key, fetches, SIZE: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def _limit(cap_ptr, misses, CAP: tl.constexpr):
-    """FetchCap.limit, and whether the value is out of its range."""
+    """FetchCap.limit, but no more than the misses, and whether the value is out of its range."""
     if CAP == 0:
         return misses, misses < 0
     value = tl.load(cap_ptr).to(tl.int64)
@@ -232,7 +232,7 @@ def _assign(
     misses = tl.where(served, misses, 0)
     active = (asked != 0) & served
     step += served.to(tl.int64)
-    fetches = tl.where(served, tl.minimum(tl.minimum(limit, misses), n_slots - hits), 0)
+    fetches = tl.where(served, tl.minimum(limit, n_slots - hits), 0)
 
     # Most recently active misses first, into the least recently used slots of inactive experts.
     missing = active & (slot_of < 0)

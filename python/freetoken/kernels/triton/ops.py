@@ -34,7 +34,7 @@ class TritonOps:
     ) -> None:
         self._device = torch.empty(0, device=device).device  # with its number
         self._cache_dtype = cache_dtype
-        self._scratch = ExpertScratch.on(self._device)
+        self._scratch = ExpertScratch.on(self._device)  # of all layers, which run in turn
 
     @property
     def device(self) -> torch.device:
