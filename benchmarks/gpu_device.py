@@ -20,6 +20,7 @@ from torch import Tensor
 
 from freetoken.kernels.base import ExpertBank, ExpertMath
 from freetoken.moe.device_bank import device_bank
+from freetoken.moe.gpu_executor import GpuCpuMoeExecutor
 from freetoken.moe.runtime import GpuExperts
 from freetoken.moe.store import RecordLayout
 from freetoken.platforms.gpu import GpuPlatform
@@ -201,8 +202,9 @@ def gpu_experts(platform: GpuPlatform) -> GpuExperts:
     return GpuExperts(
         device=platform.ops.device,
         bind=bind,
-        streams=platform.streams,
-        handshake=platform.handshake,
+        cpu_executor=lambda kernels: GpuCpuMoeExecutor(
+            kernels, platform.handshake(), platform.streams
+        ),
     )
 
 
