@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from freetoken import _native
 from freetoken.kernels.cpu import CpuOps
+from freetoken.kvcache import KVCache
 from freetoken.models import Phase
 from freetoken.models.decoder import Decoder
-from freetoken.models.graphed import wrap_decoder
+from freetoken.models.graphed import GraphedDecoder, ladder, wrap_decoder
 from freetoken.moe.step_guard import HandshakeGuard
 from support.decoding import Runner
 from support.tiny_models import make_model, save_hf, tiny_config

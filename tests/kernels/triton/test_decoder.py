@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Q
 
 from freetoken.kernels.triton import linear
 from freetoken.kernels.triton.ops import TritonOps
@@ -15,7 +16,9 @@ from freetoken.moe.device_bank import device_bank
 from freetoken.moe.runtime import GpuExperts
 from support.decoding import Runner, relative_error
 from support.moe_fakes import DeviceMemory
+from support.operator_cases import bfloat16_error
 from support.ops_under_test import make_ops
+from support.tiny_gguf import write_gguf
 from support.tiny_models import make_model, save_hf, tiny_config
 
 TOLERANCE = 1e-4  # relative to the largest logit: of sums in float32, as the CPU's tests have it
