@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from freetoken import _native
 from freetoken.errors import CapacityError, ConfigError
@@ -14,7 +15,8 @@ from support.moe_fakes import random_layer
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_the_cpu_is_chosen(device: str) -> None:
+def test_the_cpu_is_chosen(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     platform = select_platform(device, 2)
     assert platform.device == "cpu"
     assert platform.ops is platform.ops and platform.ops.threads == 2
@@ -22,11 +24,21 @@ def test_the_cpu_is_chosen(device: str) -> None:
     platform.close()
 
 
-def test_other_devices_are_refused() -> None:
-    with pytest.raises(ConfigError, match="no GPU kernels yet; use --device cpu"):
-        select_platform("cuda")
-    with pytest.raises(ConfigError, match="found 'tpu', expected auto, cpu or cuda"):
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device in ("cuda", "rocm"):
+        with pytest.raises(ConfigError, match=f"{device}.*see what `ft doctor` says"):
+            select_platform(device)
+    with pytest.raises(ConfigError, match="found 'tpu', expected auto, cpu, cuda or rocm"):
         select_platform("tpu")
+
+
+def test_a_vendor_that_torch_is_not_built_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with pytest.raises(ConfigError, match="'rocm': this torch is built for cuda"):
+        select_platform("rocm")
 
 
 @pytest.mark.parametrize("size_bytes", [1, 255, 4096, 100_001])
