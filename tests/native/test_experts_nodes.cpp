@@ -31,7 +31,7 @@ namespace {
 // The places of `threads` threads (0: all cores) on a machine whose nodes have these CPUs, unpinned.
 std::vector<ft::Place> places_on(const std::vector<std::string>& nodes, int threads) {
   const FakeRoot root;
-  for (int node = 0; node < static_cast<int>(nodes.size()); ++node) root.node(node, nodes[static_cast<std::size_t>(node)]);
+  for (std::size_t node = 0; node < nodes.size(); ++node) root.node(static_cast<int>(node), nodes[node]);
   for (int cpu = 0; cpu < 16; ++cpu) root.siblings(cpu, std::to_string(cpu % 8) + "," + std::to_string(cpu % 8 + 8));
   const std::vector<int> allowed{0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14};   // neither 7 nor its sibling
   std::vector<ft::Place> places =
@@ -62,10 +62,18 @@ std::map<std::thread::id, int> lanes_of_threads(ft::ThreadPool& pool) {
   return who.lanes;
 }
 
-// What was asked of the kernels, and by which thread: rows from `codes` on.
+bool overlap(std::vector<ft::Bytes> ranges) {
+  std::sort(ranges.begin(), ranges.end(), [](ft::Bytes a, ft::Bytes b) { return a.data() < b.data(); });
+  for (std::size_t i = 1; i < ranges.size(); ++i) {
+    if (ranges[i - 1].data() + ranges[i - 1].size() > ranges[i].data()) return true;
+  }
+  return false;
+}
+
+// Rows that were asked of the kernels, and by which thread.
 struct Call {
   std::thread::id thread;
-  const std::uint8_t* codes;
+  ft::Bytes codes;
 };
 
 struct Recorder {
@@ -80,7 +88,8 @@ void recorded_dot(const ft::PackedMatrix& w, std::int64_t r0, std::int64_t r1, c
                   const ft::TokenRange& tokens, float* y, std::int64_t y_stride) {
   {
     const std::lock_guard lock(recorder.mutex);
-    recorder.calls.push_back({std::this_thread::get_id(), w.codes + r0 * w.code_row_stride});
+    const ft::Bytes codes{w.codes + r0 * w.code_row_stride, static_cast<std::size_t>((r1 - r0) * w.code_row_stride)};
+    recorder.calls.push_back({std::this_thread::get_id(), codes});
     recorder.threads.insert(std::this_thread::get_id());
   }
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -133,18 +142,23 @@ class Placed {
   }
 
   // In every phase (`phase` of an address) each lane begins with rows of its own node, and goes to no such
-  // rows again after it has taken others.
+  // rows again after it has taken others. No row is asked for twice, nor with rows of another node.
   template <class Phase>
   void check_calls(const Phase& phase, int phases) const {
     std::set<std::pair<int, int>> begun, helps;
+    std::vector<ft::Bytes> rows;
     for (const Call& call : recorder.calls) {
       const int lane = lanes_.at(call.thread);
-      const std::pair key{lane, phase(call.codes)};
-      const bool own = node_of(call.codes) == teams_[ft::team_of(teams_, lane)].node;
+      const std::pair key{lane, phase(call.codes.data())};
+      const int node = node_of(call.codes.data());
+      const bool own = node == teams_[ft::team_of(teams_, lane)].node;
+      CHECK_EQ(node_of(&call.codes.back()), node);
+      rows.push_back(call.codes);
       if (begun.insert(key).second) CHECK(own);
       if (!own) helps.insert(key);
       CHECK(!own || !helps.contains(key));
     }
+    CHECK(!overlap(rows));
     CHECK_EQ(begun.size(), lanes_.size() * static_cast<std::size_t>(phases));
   }
 
@@ -286,6 +300,8 @@ TEST(threads_of_all_nodes_place_every_block_and_nothing_beyond) {
           return byte >= r.data() && byte < r.data() + r.size();
         });
       };
+      const bool in_blocks = info.scale_rows == 0 && info.scales_bytes > 0 && m.code_block_stride == info.block_bytes;
+      CHECK(in_blocks || !overlap(ranges));   // two teams must not write to one byte
       const std::int64_t blocks = m.cols / info.block_elements;
       const std::int64_t shared_rows = std::max(1, info.scale_rows);
       const std::int64_t row_scales = info.scale_cols > 0 ? (m.cols + info.scale_cols - 1) / info.scale_cols : blocks;

@@ -77,7 +77,9 @@ TEST(nodes_may_be_uneven_sparse_and_without_cpus) {
   root.node(2, "6-8");
   root.node(3, "");
   root.write("sys/devices/system/node/possible", "0-3");
-  root.write("sys/devices/system/node/nodes/cpulist", "0-8");   // no node's name
+  for (const std::string other : {"nodes", "zone5"}) {
+    root.write("sys/devices/system/node/" + other + "/cpulist", "0-9");
+  }
   const std::vector<int> mask{1, 2, 3, 7, 8, 9};
   check_places(ft::physical_cores(mask, root.path()), {{1, 0}, {2, 0}, {3, 0}, {9, 0}, {7, 2}, {8, 2}});
 }

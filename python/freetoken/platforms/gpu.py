@@ -28,13 +28,21 @@ _log = logging.getLogger(__name__)
 
 # A step that makes no progress for so long is taken for lost.
 _STALL_LIMIT_SECONDS = 30.0
+# Where they are fewer, a core computes more than the wait for a shared one costs.
+_CORES_TO_SPARE_ONE = 4
+
+
+def _worker_threads() -> int | None:
+    """All physical cores but one, which answers the stream, where there are enough of them."""
+    cores = len(_native.physical_cpus())
+    return cores - 1 if cores >= _CORES_TO_SPARE_ONE else None
 
 
 class GpuPlatform:
     """freetoken.platforms.base.Platform for one device of torch.
 
-    `threads` and `cpu_activations` are those of the CPU's kernels, which compute what the GPU does
-    not. `driver_library`, `streams` and `graphs` are for tests; by default they are the system's
+    `threads` (default: one per physical core, but for one of four or more) and `cpu_activations` are
+    those of the CPU's kernels, which compute what the GPU does not. `driver_library`, `streams` and `graphs` are for tests; by default they are the system's
     and torch's. Raises ConfigError if the driver cannot be opened.
     """
 
@@ -50,7 +58,7 @@ class GpuPlatform:
     ) -> None:
         self._device = device
         self._ops = TritonOps(device)
-        self._cpu_ops = CpuOps(threads, activations=cpu_activations)
+        self._cpu_ops = CpuOps(threads or _worker_threads(), activations=cpu_activations)
         self._driver_library = driver_library
         self._streams = streams or TorchStreams(device)
         self._graphs = graphs
