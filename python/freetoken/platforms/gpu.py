@@ -41,9 +41,10 @@ def _worker_threads() -> int | None:
 class GpuPlatform:
     """freetoken.platforms.base.Platform for one device of torch.
 
-    `threads` (default: one per physical core, but for one of four or more) and `cpu_activations` are
-    those of the CPU's kernels, which compute what the GPU does not. `driver_library`, `streams` and `graphs` are for tests; by default they are the system's
-    and torch's. Raises ConfigError if the driver cannot be opened.
+    `threads` (default: one per physical core, but for one of four or more) and `cpu_activations`
+    are those of the CPU's kernels, which compute what the GPU does not. `driver_library`, `streams`
+    and `graphs` are for tests; by default they are the system's and torch's. Raises ConfigError if
+    the driver cannot be opened.
     """
 
     def __init__(
