@@ -12,6 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 native_sources := CMakeLists.txt $(shell find csrc -type f)
+other_triton := build/triton-3.6.0
 aarch64_toolchain := cmake/aarch64-linux-gnu.cmake
 python_sources := $(shell find python/freetoken -type f -not -path '*/__pycache__/*' -not -name '*.so')
 native_tests := $(shell find tests/native -type f)
@@ -45,7 +46,7 @@ build/native-%/.tested: build/native-%/.configured $(native_sources) $(native_te
 	touch $@
 
 .PRECIOUS: build/native-%/.configured
-.PHONY: help setup build demo test test-python test-native test-emulated simde test-neon aarch64-tools lint stub format clean distclean
+.PHONY: help setup build demo test test-python test-triton test-native test-emulated simde test-neon aarch64-tools lint stub format clean distclean
 
 setup: $(VENV)/.deps   ## the virtual environment, without the package
 
@@ -56,8 +57,17 @@ demo: build   ## fetch the demo model and generate text with it
 
 test: test-native test-python   ## every test
 
-test-python: build   ## the Python tests
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test-python: build $(other_triton)/.installed   ## the Python tests
+	FREETOKEN_OTHER_TRITON=$(CURDIR)/$(other_triton) $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# The oldest Triton that kernels must compile with; constraints.txt has the newest.
+$(other_triton)/.installed: $(VENV)/.deps
+	rm -rf $(@D)
+	$(BIN)/python -m pip install $(PIP_ARGS) -q --no-deps --target $(@D) triton==3.6.0
+	touch $@
+
+test-triton: build $(other_triton)/.installed   ## the tests of the GPU kernels, interpreted, and compiled by two Tritons
+	FREETOKEN_OTHER_TRITON=$(CURDIR)/$(other_triton) $(BIN)/python -m pytest $(PYTEST_ARGS) tests/kernels/triton
 
 # Plain, with AddressSanitizer and UBSan, and (what has threads) with ThreadSanitizer.
 test-native: build/native-plain/.tested build/native-address/.tested build/native-thread/.tested   ## the C++ tests

@@ -126,8 +126,8 @@ def test_only_one_part_has_a_factor_or_a_bias(way: str, what: str, part: str, de
 @ways
 def test_any_top_k(way: str, top_k: int, device: str) -> None:
     layer = random_layer(6, BF16, hidden=16, inner=16, experts=17)
-    ids = torch.stack([torch.randperm(17)[:top_k] for _ in range(2)]).to(torch.int32)
-    x, weights = hidden_states(2, 16), torch.rand(2, top_k) + 0.1
+    ids = torch.randperm(17)[None, :top_k].to(torch.int32)
+    x, weights = hidden_states(1, 16), torch.rand(1, top_k) + 0.1
     found = run(device_bank(layer, device), x, weights, ids)
     assert_within(found, expected(layer, x, weights, ids, bfloat16=way == "prefill"))
 
@@ -173,6 +173,33 @@ def test_what_is_no_number_stays_with_its_token(
     assert_within(found[sound], wanted)
 
 
+@pytest.mark.parametrize(
+    "fmt, plane, bad",
+    [
+        (FP8_128, "codes", [0x7F]),
+        (FP8_128, "codes", [0xFF]),
+        (MXFP4_PAIRS, "scales", [0xFF]),
+        (NVFP4_PAIRS, "scales", [0x7F]),
+        (Q4_0, "scales", [0x00, 0x7E]),
+        (Q8_0, "scales", [0x00, 0xFC]),
+    ],
+    ids=lambda value: value.name if isinstance(value, WeightFormat) else str(value),
+)
+@ways
+def test_a_bad_row_of_down_spoils_its_column(
+    way: str, few_programs: None, fmt: WeightFormat, plane: str, bad: list[int], device: str
+) -> None:
+    """NaN and infinities among codes and scales, as the formats define them."""
+    bank = device_bank(random_layer(20, fmt, hidden=32, inner=64), device)
+    where = bank.down.planes("DOWN")
+    stride = where["DOWN_CODE_STRIDE" if plane == "codes" else "DOWN_SCALE_STRIDE"]
+    start = getattr(bank.down, plane) + 9 * stride
+    bank.records[1, start : start + len(bad)] = torch.tensor(bad, dtype=torch.uint8)
+    found = run(bank, hidden_states(1, 32), torch.ones(1, 1), routes([[1]]))
+    spoilt = ~torch.isfinite(found[0])
+    assert spoilt.nonzero().flatten().tolist() == [9]
+
+
 @ways
 def test_a_weight_that_is_no_number_shows(way: str, device: str) -> None:
     layer = random_layer(10, BF16, hidden=16, inner=16)
@@ -193,7 +220,7 @@ def test_the_same_bits_again_and_in_any_company(way: str, few_programs: None, de
         assert torch.equal(found[alone], run(bank, x[alone], weights[alone], ids[alone]))
 
 
-def test_divided_routes_add_up_to_the_same_bits(device: str) -> None:
+def test_divided_routes_add_up_to_the_same_bits(few_programs: None, device: str) -> None:
     """What hybrid decode rests on."""
     layer = random_layer(12, Q4_0, hidden=32, inner=32)
     bank = device_bank(layer, device)
