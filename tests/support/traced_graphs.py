@@ -59,6 +59,11 @@ class TracedGraphs:
         self._check_pinned()
         self._in_flight.clear()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a replay may still run."""
+        return bool(self._in_flight)
+
     def _check_pinned(self) -> None:
         for memory, held in self._in_flight:
             assert torch.equal(memory, held), "pinned memory was written to, and not read yet"
@@ -323,7 +328,7 @@ class TracedExecutor(_Traced):
         self.expected += handshakes
 
     def check(self) -> None:
-        assert not self._graphs.is_replaying
+        assert not self._graphs.is_busy, "the step may yet fail"
         if self.failures:
             raise _native.HandshakeError(self.failures[0])
         assert self.expected == 0, f"{self.expected} handshakes were announced and did not come"
