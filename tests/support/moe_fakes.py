@@ -64,16 +64,16 @@ class HostMemory:
         assert mapped or not any(owner.any() for owner in bank.owners), "placed too late"
         self.placed.append((code_addresses(bank), mapped))
 
-
-def code_addresses(bank: ExpertBank) -> list[int]:
-    """Where the codes of gate, up and down of each expert begin, as `HostMemory` remembers them."""
-    return [int(start) for part in (bank.gate, bank.up, bank.down) for start in part.codes]
-
     def allocate_slots(self, size_bytes: int, /) -> torch.Tensor:
         return torch.from_numpy(self.allocate(size_bytes))
 
     def pin(self, memory: torch.Tensor, /) -> bool:
         return True
+
+
+def code_addresses(bank: ExpertBank) -> list[int]:
+    """Where the codes of gate, up and down of each expert begin, as `HostMemory` remembers them."""
+    return [int(start) for part in (bank.gate, bank.up, bank.down) for start in part.codes]
 
 
 class DeviceMemory(HostMemory):
