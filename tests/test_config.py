@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from freetoken.config import (
     resolve_slots,
 )
 from freetoken.errors import CapacityError, ConfigError
+from freetoken.gpu_budget import DecoderSizes
 
 GIB = 2**30
 MOE = CheckpointFacts(
@@ -27,8 +29,21 @@ MOE = CheckpointFacts(
     top_k=2,
     kv_bytes_per_token=100_000,
     context_tokens=4096,
+    slot_bytes=5 * GIB // 8,
+    largest_layer_bytes=GIB // 4,
+    sizes=DecoderSizes(
+        hidden=2048, vocab=32000, query=2048, key=512, expert=1024, experts=8, top_k=2
+    ),
 )
-DENSE = dataclasses.replace(MOE, experts=0, top_k=0, expert_bytes=0)
+DENSE = dataclasses.replace(
+    MOE,
+    experts=0,
+    top_k=0,
+    expert_bytes=0,
+    slot_bytes=0,
+    largest_layer_bytes=0,
+    sizes=DecoderSizes(hidden=2048, vocab=32000, query=2048, key=512, dense=8192),
+)
 NO_GPU = Hardware(memory_bytes=64 * GIB)
 
 
@@ -37,7 +52,7 @@ NO_GPU = Hardware(memory_bytes=64 * GIB)
     [
         (NO_GPU, "cpu"),
         (Hardware(64 * GIB, gpu_bytes=24 * GIB), "fused"),
-        (Hardware(64 * GIB, gpu_bytes=8 * GIB), "hybrid"),
+        (Hardware(64 * GIB, gpu_bytes=6 * GIB), "hybrid"),
     ],
 )
 def test_auto_suits_the_machine(hardware: Hardware, expected: str) -> None:
@@ -66,12 +81,6 @@ def test_default_slots(strategy: str, slots: int | None) -> None:
 def test_default_slots_reach_the_minimum() -> None:
     facts = dataclasses.replace(MOE, experts=3, top_k=2)
     assert resolve(EngineConfig(strategy="offload"), facts, NO_GPU).cache_slots == 2
-
-
-def test_default_slots_are_what_fits_on_a_gpu() -> None:
-    hardware = Hardware(64 * GIB, gpu_bytes=8 * GIB)
-    # Half of 8 GiB, less 1 GiB of other weights, in slots of 5/8 GiB.
-    assert resolve(EngineConfig(strategy="hybrid"), MOE, hardware).cache_slots == 4
 
 
 @pytest.mark.parametrize(
@@ -171,6 +180,31 @@ def test_pages_end_at_what_all_running_requests_can_use() -> None:
     assert tokens == resolved.max_running * MOE.context_tokens
 
 
+@pytest.mark.parametrize("strategy", ["cpu", "hybrid"])
+def test_tokens_of_keys_and_values_as_asked(strategy: str) -> None:
+    config = EngineConfig(strategy=strategy, kv_tokens=1000)
+    assert resolve(config, MOE, NO_GPU).kv_pages == 33  # 1024 tokens, and page 0
+
+
+def test_more_tokens_than_memory_holds_name_what_would() -> None:
+    hardware = Hardware(memory_bytes=12 * GIB)
+    with pytest.raises(CapacityError, match=r"leave 6\.00 GiB of 12\.00 GiB") as refused:
+        resolve(EngineConfig(kv_tokens=70_000), MOE, hardware)
+    found = re.search(r"--kv-tokens (\d+)", str(refused.value))
+    assert found is not None
+    fits = int(found[1])
+    assert resolve(EngineConfig(kv_tokens=fits), MOE, hardware).kv_pages == fits // 32 + 1
+    with pytest.raises(CapacityError):
+        resolve(EngineConfig(kv_tokens=fits + 1), MOE, hardware)
+
+
+def test_a_share_of_a_gpu_has_no_effect_without_one() -> None:
+    (note,) = resolve(EngineConfig(gpu_memory_fraction=0.5), MOE, NO_GPU).notes
+    assert note.startswith("gpu_memory_fraction=0.5 has no effect")
+    hardware = Hardware(64 * GIB, gpu_bytes=64 * GIB)
+    assert not resolve(EngineConfig(gpu_memory_fraction=0.5), MOE, hardware).notes
+
+
 @pytest.mark.parametrize("facts", [DENSE, MOE])
 def test_mapped_weights_beyond_memory_run_from_disk_and_say_so(facts: CheckpointFacts) -> None:
     resolved = resolve(EngineConfig(), facts, Hardware(memory_bytes=4 * GIB))
@@ -180,9 +214,9 @@ def test_mapped_weights_beyond_memory_run_from_disk_and_say_so(facts: Checkpoint
     assert not resolve(EngineConfig(), facts, Hardware(memory_bytes=12 * GIB)).notes
 
 
-@pytest.mark.parametrize(("strategy", "taken"), [("fused", "6144 MiB"), ("hybrid", "8704 MiB")])
+@pytest.mark.parametrize(("strategy", "taken"), [("fused", "6.00 GiB"), ("hybrid", "8.50 GiB")])
 def test_copied_weights_that_leave_no_memory_are_refused(strategy: str, taken: str) -> None:
-    said = f"^6144 MiB of memory.* take {taken}, .* use the cpu strategy"
+    said = f"^6.00 GiB of memory.* take {taken}, .* use the cpu strategy"
     with pytest.raises(CapacityError, match=said):
         resolve(EngineConfig(strategy=strategy), MOE, Hardware(memory_bytes=6 * GIB))
 
@@ -191,13 +225,20 @@ def test_copied_weights_that_leave_no_memory_are_refused(strategy: str, taken: s
     ("options", "named"),
     [
         ({"strategy": "fast"}, "auto, fused, offload, cpu, hybrid"),
-        ({"device": "tpu"}, "auto, cpu, cuda"),
+        ({"device": "tpu"}, "auto, cpu, cuda, rocm"),
         ({"cache_slots": 0}, "cache_slots .* at least 1"),
         ({"cache_slots": True}, "cache_slots"),
         ({"max_fetch": -1}, "max_fetch .* at least 0"),
         ({"threads": 0}, "threads .* at least 1"),
         ({"threads": 10**12}, "threads .* at most 1024"),
         ({"threads": "2"}, "threads"),
+        ({"gpu_memory_fraction": 0.0}, r"gpu_memory_fraction is 0\.0; .* above 0 and at most 1"),
+        ({"gpu_memory_fraction": 1.01}, "gpu_memory_fraction"),
+        ({"gpu_memory_fraction": float("nan")}, "gpu_memory_fraction is nan"),
+        ({"gpu_memory_fraction": True}, "gpu_memory_fraction"),
+        ({"gpu_memory_fraction": "half"}, "gpu_memory_fraction"),
+        ({"kv_tokens": 31}, "kv_tokens .* at least 32"),
+        ({"kv_tokens": 100.0}, "kv_tokens"),
     ],
 )
 def test_bad_options_say_what_is_allowed(options: dict[str, Any], named: str) -> None:

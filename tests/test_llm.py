@@ -394,7 +394,7 @@ def test_too_little_memory_is_refused(
     from freetoken.config import Hardware
     from freetoken.engine import loading
 
-    monkeypatch.setattr(loading, "detect_hardware", lambda: Hardware(memory_bytes=1000))
+    monkeypatch.setattr(loading, "detect_hardware", lambda **_: Hardware(memory_bytes=1000))
     with pytest.raises(CapacityError, match="free some memory"):
         LLM(checkpoints["mixtral"].path)
 

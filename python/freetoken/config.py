@@ -5,32 +5,49 @@ The only module that reads environment variables.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from freetoken.errors import CapacityError, ConfigError
+from freetoken.gpu_budget import DecoderSizes, GpuNeeds, decode_bytes, divide, prefill_bytes
 
 StrategyName = Literal["fused", "offload", "cpu", "hybrid"]
 StrategyChoice = Literal["auto", StrategyName]
-DeviceName = Literal["auto", "cpu", "cuda"]
+DeviceName = Literal["auto", "cpu", "cuda", "rocm"]
 CpuActivations = Literal["int8", "exact"]
 
 # Shares of the memory that is left once the weights are in: for keys and values, the rest is for
 # activations, the page cache and other programs.
 _KV_SHARE = 0.5
 # A page is large enough to read well, and small enough that little of a last page is wasted.
-_PAGE_TOKENS = 32
+PAGE_TOKENS = 32
 _MAX_RUNNING = 64
 # A prefill step of this many tokens keeps all cores busy; longer prompts are cut into several.
 _PREFILL_BUDGET_TOKENS = 512
+# On a GPU a step may bring every expert over the bus, whatever its tokens: fewer, longer steps.
+_GPU_PREFILL_BUDGET_TOKENS = 2048
+# What the GPU's free memory is shared with: other programs, the driver, fragmentation.
+GPU_MEMORY_FRACTION = 0.9
+# A conversation of this length fits beside the experts, whatever else has to make room.
+_LEAST_KV_TOKENS = 4096
 # Strategies that read the mapped file: the system drops and reads pages of it as memory allows.
 _MAPPED: tuple[StrategyName | None, ...] = (None, "cpu")
 # What keys and values may count on then, of all memory, where the weights leave less.
 _LEAST_LEFT_SHARE = 0.25
-_MIB = 2**20
+# Strategies whose experts lie in host memory, packed, and pass through slots on the device.
+_CACHED: tuple[StrategyName | None, ...] = ("offload", "hybrid")
+# Those that take less of a GPU.
+_SMALLER: dict[StrategyName | None, tuple[StrategyName, ...]] = {
+    "fused": ("hybrid", "cpu"),
+    "offload": ("hybrid", "cpu"),
+    "hybrid": ("cpu",),
+}
+_MIB, _GIB = 2**20, 2**30
 _MOST_THREADS = 1024
 
 
@@ -44,6 +61,8 @@ class EngineConfig:
     max_fetch: int | None = None
     threads: int | None = None
     cpu_activations: str = "int8"
+    gpu_memory_fraction: float = GPU_MEMORY_FRACTION
+    kv_tokens: int | None = None
 
     def __post_init__(self) -> None:
         _require_choice("strategy", self.strategy, get_args(StrategyChoice))
@@ -54,11 +73,17 @@ class EngineConfig:
         if self.threads is not None and self.threads > _MOST_THREADS:
             raise ConfigError(f"threads is {self.threads}; it must be at most {_MOST_THREADS}")
         _require_choice("cpu_activations", self.cpu_activations, get_args(CpuActivations))
+        _require_fraction("gpu_memory_fraction", self.gpu_memory_fraction)
+        _require_at_least("kv_tokens", self.kv_tokens, PAGE_TOKENS)
 
 
 @dataclass(frozen=True)
 class CheckpointFacts:
-    """What resolving needs to know of a checkpoint. `experts` and `top_k` are 0 if it is dense."""
+    """What resolving needs to know of a checkpoint. `experts` and `top_k` are 0 if it is dense.
+
+    As records, packed: `slot_bytes` is one expert of every layer, `largest_layer_bytes` all
+    experts of the layer that takes most. `sizes` are what activations grow with.
+    """
 
     weight_bytes: int
     expert_bytes: int
@@ -66,14 +91,25 @@ class CheckpointFacts:
     top_k: int
     kv_bytes_per_token: int
     context_tokens: int
+    slot_bytes: int
+    largest_layer_bytes: int
+    sizes: DecoderSizes
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """Memory that can be had now. `gpu_bytes` is None without a GPU that can be used."""
+    """Memory that can be had now.
+
+    `gpu_bytes`, of `gpu_total_bytes`, are free on the GPU that is used; None: none is.
+    `pinnable_bytes` of host memory may be pinned for it. `memlock_bytes` is the limit that the
+    process has on locked memory (None: none); drivers that pin memory rarely ask for it.
+    """
 
     memory_bytes: int
     gpu_bytes: int | None = None
+    gpu_total_bytes: int | None = None
+    pinnable_bytes: int | None = None
+    memlock_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -121,56 +157,57 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
 
 
 def resolve(
-    config: EngineConfig, facts: CheckpointFacts, hardware: Hardware, *, overlap: bool = True
+    config: EngineConfig,
+    facts: CheckpointFacts,
+    hardware: Hardware,
+    *,
+    overlap: bool = True,
+    headroom_bytes: int | None = None,
 ) -> ResolvedConfig:
     """Settle strategy, slots and memory. Pure. ConfigError for what cannot be asked of this model,
-    CapacityError if it does not fit."""
-    strategy = _strategy(config, facts, hardware)
-    slots = _cache_slots(config, strategy, facts, hardware)
-    host_bytes = _host_bytes(strategy, slots, facts)
-    left_bytes = hardware.memory_bytes - host_bytes
-    if strategy in _MAPPED:
-        left_bytes = max(left_bytes, int(hardware.memory_bytes * _LEAST_LEFT_SHARE))
-    pages = _kv_pages(facts, left_bytes, host_bytes)
+    CapacityError if it does not fit. `headroom_bytes`: what a prefill step was measured to take on
+    the GPU beside weights and cache; None: an upper bound on it is computed."""
+    if hardware.gpu_bytes is None:
+        tokens = _PREFILL_BUDGET_TOKENS
+        strategy = _strategy(config, facts) or ("cpu" if facts.experts else None)
+        slots = _host_slots(config, strategy, facts)
+        pages = _host_pages(config, strategy, slots, facts, hardware)
+    else:
+        tokens = _GPU_PREFILL_BUDGET_TOKENS
+        room = _GpuRoom(config, facts, hardware.gpu_bytes, headroom_bytes)
+        strategy = _strategy(config, facts) or room.auto_strategy()
+        slots, pages = room.divided(strategy)
+        _check_host_memory(strategy, facts, hardware)
     return ResolvedConfig(
         strategy=strategy,
         cache_slots=slots,
         max_fetch=config.max_fetch if strategy == "hybrid" else None,
         overlap=overlap,
-        page_tokens=_PAGE_TOKENS,
+        page_tokens=PAGE_TOKENS,
         kv_pages=pages,
         max_running=_MAX_RUNNING,
-        prefill_budget_tokens=_PREFILL_BUDGET_TOKENS,
-        notes=(*_notes(config, strategy), *_memory_notes(strategy, facts, hardware)),
+        prefill_budget_tokens=tokens,
+        notes=(*_notes(config, strategy, hardware), *_memory_notes(strategy, facts, hardware)),
     )
 
 
-def _strategy(
-    config: EngineConfig, facts: CheckpointFacts, hardware: Hardware
-) -> StrategyName | None:
+def _strategy(config: EngineConfig, facts: CheckpointFacts) -> StrategyName | None:
+    """The one that was asked for; None: auto, or a dense model, which has none."""
     if facts.experts == 0:
         return None
     for name in get_args(StrategyName):
         if config.strategy == name:
             chosen: StrategyName = name
             return chosen
-    if hardware.gpu_bytes is None:
-        return "cpu"
-    return "fused" if facts.weight_bytes <= hardware.gpu_bytes * _KV_SHARE else "hybrid"
+    return None
 
 
-def _cache_slots(
-    config: EngineConfig,
-    strategy: StrategyName | None,
-    facts: CheckpointFacts,
-    hardware: Hardware,
+def _host_slots(
+    config: EngineConfig, strategy: StrategyName | None, facts: CheckpointFacts
 ) -> int | None:
     if strategy is None or strategy == "cpu":
         return None
-    wanted = config.cache_slots
-    if wanted is None and hardware.gpu_bytes is not None:
-        wanted = _slots_that_fit(facts, hardware.gpu_bytes, least_slots(strategy, facts.top_k))
-    return resolve_slots(strategy, wanted, facts.experts, facts.top_k)
+    return resolve_slots(strategy, config.cache_slots, facts.experts, facts.top_k)
 
 
 def least_slots(strategy: StrategyName, top_k: int) -> int:
@@ -196,12 +233,14 @@ def resolve_slots(strategy: StrategyName, wanted: int | None, experts: int, top_
     return wanted
 
 
-def _slots_that_fit(facts: CheckpointFacts, gpu_bytes: int, least: int) -> int:
-    """What fits on a GPU beside the other weights."""
-    slot_bytes = max(1, facts.expert_bytes // facts.experts)
-    others = facts.weight_bytes - facts.expert_bytes
-    fit = int((gpu_bytes * _KV_SHARE - others) // slot_bytes)
-    return min(max(fit, least), facts.experts)
+def _pages_for(tokens: int) -> int:
+    """Page 0, which is nobody's, included."""
+    return -(-tokens // PAGE_TOKENS) + 1
+
+
+def _most_pages(facts: CheckpointFacts) -> int:
+    """What `_MAX_RUNNING` full contexts use."""
+    return _MAX_RUNNING * (_pages_for(facts.context_tokens) - 1) + 1
 
 
 def _host_bytes(strategy: StrategyName | None, slots: int | None, facts: CheckpointFacts) -> int:
@@ -214,34 +253,169 @@ def _host_bytes(strategy: StrategyName | None, slots: int | None, facts: Checkpo
     return others + pool_bytes + (0 if strategy == "fused" else facts.expert_bytes)
 
 
-def _kv_pages(facts: CheckpointFacts, left_bytes: int, weight_bytes: int) -> int:
-    """Pages for keys and values, page 0 included: at most what `_MAX_RUNNING` full contexts use."""
-    page_bytes = facts.kv_bytes_per_token * _PAGE_TOKENS
-    most = _MAX_RUNNING * -(-facts.context_tokens // _PAGE_TOKENS)
-    usable = min(most, int(left_bytes * _KV_SHARE) // page_bytes)
+def _host_pages(
+    config: EngineConfig,
+    strategy: StrategyName | None,
+    slots: int | None,
+    facts: CheckpointFacts,
+    hardware: Hardware,
+) -> int:
+    """Pages of the key-value cache where it lies in host memory: as asked, else a share of what
+    the weights leave."""
+    weight_bytes = _host_bytes(strategy, slots, facts)
+    left_bytes = hardware.memory_bytes - weight_bytes
+    if strategy in _MAPPED:
+        left_bytes = max(left_bytes, int(hardware.memory_bytes * _LEAST_LEFT_SHARE))
+    page_bytes = facts.kv_bytes_per_token * PAGE_TOKENS
+    if config.kv_tokens is not None:
+        pages = _pages_for(config.kv_tokens)
+        if pages * page_bytes > left_bytes:
+            fits = (left_bytes // page_bytes - 1) * PAGE_TOKENS
+            raise CapacityError(
+                f"keys and values of {config.kv_tokens} tokens take {size(pages * page_bytes)}, "
+                f"and the weights leave {size(max(0, left_bytes))} of "
+                f"{size(hardware.memory_bytes)} of memory; free some memory"
+                + (f", or use --kv-tokens {fits}, which would fit" if fits > 0 else "")
+            )
+        return pages
+    usable = min(_most_pages(facts) - 1, int(left_bytes * _KV_SHARE) // page_bytes)
     if usable < 1:
         raise CapacityError(
-            f"{(left_bytes + weight_bytes) / _MIB:.0f} MiB of memory are available; the weights "
-            f"take {weight_bytes / _MIB:.0f} MiB, and one key-value page takes "
-            f"{page_bytes / _MIB:.1f} MiB of half of what they leave; free some memory, use the "
-            "cpu strategy, which copies no experts, or a smaller checkpoint"
+            f"{size(hardware.memory_bytes)} of memory are available; the weights take "
+            f"{size(weight_bytes)}, and one key-value page takes {size(page_bytes)} of half of "
+            "what they leave; free some memory, use the cpu strategy, which copies no experts, or "
+            "a smaller checkpoint"
         )
     return usable + 1
+
+
+@dataclass(frozen=True)
+class _GpuRoom:
+    """What fits on a GPU of which `free_bytes` are free."""
+
+    config: EngineConfig
+    facts: CheckpointFacts
+    free_bytes: int
+    headroom_bytes: int | None
+
+    @property
+    def budget_bytes(self) -> int:
+        return int(self.free_bytes * self.config.gpu_memory_fraction)
+
+    def auto_strategy(self) -> StrategyName | None:
+        """Of a MoE model: fused if everything fits."""
+        if self.facts.experts == 0:
+            return None
+        return "fused" if divide(self.needs("fused"), self.budget_bytes) else "hybrid"
+
+    def divided(self, strategy: StrategyName | None) -> tuple[int | None, int]:
+        """Slots per layer (None where there are none) and pages."""
+        needs = self.needs(strategy)
+        shares = divide(needs, self.budget_bytes)
+        if shares is None:
+            raise CapacityError(self._too_little(strategy, needs))
+        return (shares.slots if needs.slot_bytes else None), shares.pages
+
+    def needs(self, strategy: StrategyName | None) -> GpuNeeds:
+        """Raises ConfigError for slots that the strategy cannot have."""
+        config, facts = self.config, self.facts
+        least = most = 0
+        if strategy is not None and strategy in _CACHED:
+            least, most = least_slots(strategy, facts.top_k), facts.experts
+            if config.cache_slots is not None:
+                least = most = resolve_slots(
+                    strategy, config.cache_slots, facts.experts, facts.top_k
+                )
+        elif strategy == "fused":
+            least = most = facts.experts
+        least_tokens = min(facts.context_tokens, _LEAST_KV_TOKENS)
+        least_pages, most_pages = _pages_for(least_tokens), _most_pages(facts)
+        if config.kv_tokens is not None:
+            least_pages = most_pages = _pages_for(config.kv_tokens)
+        prefill = self.headroom_bytes
+        if prefill is None:
+            prefill = prefill_bytes(facts.sizes, _GPU_PREFILL_BUDGET_TOKENS, _MAX_RUNNING)
+        return GpuNeeds(
+            weight_bytes=facts.weight_bytes - facts.expert_bytes,
+            activation_bytes=prefill + decode_bytes(facts.sizes, _MAX_RUNNING),
+            buffer_bytes=2 * facts.largest_layer_bytes if strategy in _CACHED else 0,
+            slot_bytes=facts.slot_bytes if most else 0,
+            least_slots=least,
+            most_slots=most,
+            page_bytes=facts.kv_bytes_per_token * PAGE_TOKENS,
+            least_pages=least_pages,
+            most_pages=most_pages,
+        )
+
+    def _too_little(self, strategy: StrategyName | None, needs: GpuNeeds) -> str:
+        tokens = (needs.least_pages - 1) * PAGE_TOKENS
+        takes = [
+            (needs.weight_bytes, "weights"),
+            (needs.activation_bytes, "activations"),
+            (needs.buffer_bytes, "two layers of experts in prefill"),
+            (needs.slots_bytes, f"{needs.least_slots} expert slots per layer"),
+            (needs.cache_bytes, f"keys and values of {tokens} tokens"),
+        ]
+        parts = ", ".join(f"{size(taken)} for {what}" for taken, what in takes if taken)
+        what = "the model" if strategy is None else f"the strategy {strategy}"
+        return (
+            f"{size(self.free_bytes)} of GPU memory are free, of which "
+            f"{size(self.budget_bytes)} may be used (gpu_memory_fraction "
+            f"{self.config.gpu_memory_fraction:g}); {what} needs at least "
+            f"{size(needs.total_bytes)}: {parts}. This would fit: "
+            f"{', or '.join(self._what_would_fit(strategy, needs))}"
+        )
+
+    def _what_would_fit(self, strategy: StrategyName | None, needs: GpuNeeds) -> Iterator[str]:
+        """Single options that would, beside the others as they are."""
+        left = self.budget_bytes - needs.total_bytes
+        if strategy is not None and strategy in _CACHED:
+            slots = (left + needs.slots_bytes) // needs.slot_bytes
+            if slots >= least_slots(strategy, self.facts.top_k):
+                yield f"--cache-slots {slots}"
+        pages = (left + needs.cache_bytes) // needs.page_bytes
+        if pages > 1:
+            yield f"--kv-tokens {(pages - 1) * PAGE_TOKENS}"
+        fraction = math.ceil(needs.total_bytes * 100 / self.free_bytes) / 100
+        if fraction <= 1 and int(self.free_bytes * fraction) >= needs.total_bytes:
+            yield f"--gpu-memory-fraction {fraction:g}"
+        for other in _SMALLER.get(strategy, ()):
+            with contextlib.suppress(ConfigError):  # slots that the other cannot have
+                if divide(self.needs(other), self.budget_bytes):
+                    yield f"--strategy {other}"
+        yield "--device cpu"
+
+
+def _check_host_memory(
+    strategy: StrategyName | None, facts: CheckpointFacts, hardware: Hardware
+) -> None:
+    """Raises CapacityError if the host cannot hold the experts that the GPU fetches."""
+    packed_bytes = facts.slot_bytes * facts.experts
+    if strategy in _CACHED and packed_bytes > hardware.memory_bytes:
+        raise CapacityError(
+            f"the strategy {strategy} holds all experts in host memory, which takes "
+            f"{size(packed_bytes)}, and {size(hardware.memory_bytes)} are available; free some "
+            "memory, or use --strategy cpu, which reads them where the file is mapped"
+        )
 
 
 def _memory_notes(
     strategy: StrategyName | None, facts: CheckpointFacts, hardware: Hardware
 ) -> tuple[str, ...]:
-    if strategy not in _MAPPED or facts.weight_bytes <= hardware.memory_bytes:
+    on_host = facts.weight_bytes
+    if hardware.gpu_bytes is not None:
+        on_host = facts.expert_bytes if strategy == "cpu" else 0
+    if strategy not in _MAPPED or on_host <= hardware.memory_bytes:
         return ()
-    taken, available = facts.weight_bytes / _MIB, hardware.memory_bytes / _MIB
     return (
-        f"the weights take {taken:.0f} MiB and {available:.0f} MiB of memory are available: some "
-        "will be read from disk again and again, which is slow",
+        f"the weights take {size(on_host)} and {size(hardware.memory_bytes)} of memory are "
+        "available: some will be read from disk again and again, which is slow",
     )
 
 
-def _notes(config: EngineConfig, strategy: StrategyName | None) -> tuple[str, ...]:
+def _notes(
+    config: EngineConfig, strategy: StrategyName | None, hardware: Hardware
+) -> tuple[str, ...]:
     notes = []
     what = "a dense model has no experts" if strategy is None else f"the strategy is {strategy}"
     if strategy is None and config.strategy != "auto":
@@ -250,12 +424,27 @@ def _notes(config: EngineConfig, strategy: StrategyName | None) -> tuple[str, ..
         notes.append(f"cache_slots={config.cache_slots} has no effect: {what}")
     if config.max_fetch is not None and strategy != "hybrid":
         notes.append(f"max_fetch={config.max_fetch} has no effect: {what}")
+    fraction = config.gpu_memory_fraction
+    if fraction != GPU_MEMORY_FRACTION and hardware.gpu_bytes is None:
+        notes.append(f"gpu_memory_fraction={fraction:g} has no effect: no GPU is used")
     return tuple(notes)
+
+
+def size(size_bytes: int) -> str:
+    """For messages: "5.25 GiB", or "300.0 MiB"."""
+    if size_bytes >= _GIB:
+        return f"{size_bytes / _GIB:.2f} GiB"
+    return f"{size_bytes / _MIB:.1f} MiB"
 
 
 def _require_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(allowed)}")
+
+
+def _require_fraction(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise ConfigError(f"{name} is {value!r}; it must be above 0 and at most 1")
 
 
 def _require_at_least(name: str, value: int | None, least: int) -> None:

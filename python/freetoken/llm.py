@@ -12,7 +12,7 @@ from typing import Any, SupportsIndex, TypeGuard, cast
 import numpy as np
 from torch import Tensor
 
-from freetoken.config import EngineConfig
+from freetoken.config import GPU_MEMORY_FRACTION, EngineConfig
 from freetoken.engine.engine import Engine, Generation
 from freetoken.engine.interrupts import deferred_interrupts
 from freetoken.engine.loading import LoadedModel, load_model
@@ -34,10 +34,12 @@ class LLM:
             print(llm.generate("Once upon a time", SamplingParams(max_tokens=40))[0].text)
 
     model: a Hugging Face directory, a hub id, or a GGUF file. strategy: "auto", "fused", "offload",
-    "cpu" or "hybrid". device: "auto", "cpu" or "cuda". cache_slots: experts per layer that the
-    cache holds (offload, hybrid). max_fetch: experts fetched per layer and step at most (hybrid);
-    None: no limit. threads: CPU threads; None: one per physical core. cpu_activations: what
-    quantised weights are multiplied with on the CPU, "int8" blocks of 32 or "exact" float32.
+    "cpu" or "hybrid". device: "auto", "cpu", "cuda" or "rocm". cache_slots: experts per layer that
+    the cache holds (offload, hybrid); None: what fits. max_fetch: experts fetched per layer and
+    step at most (hybrid); None: no limit. threads: CPU threads; None: one per physical core.
+    cpu_activations: what quantised weights are multiplied with on the CPU, "int8" blocks of 32 or
+    "exact" float32. gpu_memory_fraction: how much of the GPU's free memory is used, above 0 to 1.
+    kv_tokens: tokens that the key-value cache holds, over all requests; None: what fits.
 
     Threads may share it: they take turns, step by step. Raises ConfigError for options that cannot
     be used, CheckpointError for a checkpoint that cannot, CapacityError if it does not fit.
@@ -52,9 +54,20 @@ class LLM:
         max_fetch: int | None = None,
         threads: int | None = None,
         cpu_activations: str = "int8",
+        gpu_memory_fraction: float = GPU_MEMORY_FRACTION,
+        kv_tokens: int | None = None,
     ) -> None:
         started = time.perf_counter()
-        config = EngineConfig(strategy, device, cache_slots, max_fetch, threads, cpu_activations)
+        config = EngineConfig(
+            strategy=strategy,
+            device=device,
+            cache_slots=cache_slots,
+            max_fetch=max_fetch,
+            threads=threads,
+            cpu_activations=cpu_activations,
+            gpu_memory_fraction=gpu_memory_fraction,
+            kv_tokens=kv_tokens,
+        )
         self._loaded: LoadedModel | None = load_model(model, config)
         self._load_s = time.perf_counter() - started
         self._final_stats: Stats | None = None

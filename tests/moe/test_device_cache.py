@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from freetoken.errors import CapacityError, ConfigError
+from freetoken.kernels.triton.lru import LruState
 from freetoken.moe import device_cache
 from freetoken.moe.cpu_executor import CpuMoeExecutor
 from freetoken.moe.device_cache import DeviceMoeCache, read_back
@@ -276,13 +279,84 @@ def test_integrity_check_finds_damage_on_the_device(
         cache.check_integrity()
 
 
-def test_host_records_must_be_pinned_for_a_device() -> None:
-    memory = DeviceMemory(refuses_after=1)
-    with pytest.raises(CapacityError, match=r"layer 1 of 2.*ulimit -l.*--strategy cpu"):
-        PackedExpertStore(LAYERS, memory, pinned=True)
+def test_records_are_pinned_for_a_device() -> None:
     memory = DeviceMemory()
     store = PackedExpertStore(LAYERS, memory, pinned=True)
     assert memory.pinned_bytes == sum(store.records(i).nbytes for i in range(2))
+    assert store.plain_layers == frozenset()
+
+
+class PlainLayer:
+    """Layer 1 of the two cannot be read by the device. Kernels must not be given its records."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, slots: int = 3) -> None:
+        memory = DeviceMemory(refuses_after=1)
+        self.pool = SlotPool(memory, LAYERS, slots)
+        self.store = PackedExpertStore(LAYERS, memory, pinned=True)
+        original = device_cache.copy_fetched
+
+        def copy_fetched(state: LruState, records: Tensor, *rest: Tensor, **more: Any) -> None:
+            assert records is not self.store.records(1)
+            original(state, records, *rest, **more)
+
+        monkeypatch.setattr(device_cache, "copy_fetched", copy_fetched)
+        counter = DeviceExpertCounter(len(LAYERS), DEVICE)
+        self.cache = DeviceMoeCache(self.store, self.pool, FetchCap.fixed(None), counter)
+
+
+def test_a_plain_layer_keeps_its_first_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = PlainLayer(monkeypatch)
+    cache = plain.cache
+    assert cache.resident(0) == {} and cache.resident(1) == {0: 0, 1: 1, 2: 2}
+    for _ in range(2):  # the second time after every expert was asked for
+        ids = ids_of([1, 7], [8, 2], [-1, -1], [0, 1])
+        with HostReads():
+            cache.ensure_experts_hybrid(1, ids)
+            cache.record_stats(1)
+        cache.copy_missing()
+        assert ids.tolist() == [[1, -1], [-1, 2], [-1, -1], [0, 1]]
+        cache.check_integrity(contents=True)
+        assert cache.resident(1) == {0: 0, 1: 1, 2: 2}
+        others = ids_of([3, 4], [5, 6], [7, 8])
+        cache.ensure_experts_hybrid(1, others)
+        cache.copy_missing()
+        assert others.tolist() == [[-1, -1]] * 3
+    counts = cache.stats()[1]
+    assert (counts.steps, counts.hits, counts.fetched, counts.cpu) == (2, 6, 0, 4)
+    ids = ids_of([5, 4])
+    cache.ensure_experts_hybrid(0, ids)  # the other layer fetches as ever
+    cache.copy_missing()
+    assert ids.min() >= 0
+    cache.check_integrity(contents=True)
+
+
+def test_a_plain_layer_fetches_nothing_under_any_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PlainLayer(monkeypatch).cache
+    cache.cap.set(5)
+    ids = ids_of([3, 0])
+    cache.ensure_experts_hybrid(1, ids)
+    cache.copy_missing()
+    assert ids.tolist() == [[-1, 0]]
+
+
+def test_a_plain_layer_whose_every_miss_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = PlainLayer(monkeypatch)
+    cache = plain.cache
+    rng = np.random.default_rng(4)
+    for step in range(6):
+        _, ids = random_routes(rng, 1, 9, 3)
+        asked = ids.clone()
+        ids = ids.to(DEVICE)
+        cache.ensure_experts(1, ids)
+        cache.record_stats(1)
+        if step != 3:  # a step that failed before its copies
+            cache.copy_missing()
+            for expert, slot in zip(asked[0].tolist(), ids[0].tolist(), strict=True):
+                assert torch.equal(plain.pool.record(1, slot).cpu(), plain.store.records(1)[expert])
+        cache.check_integrity(contents=True)
+    counts = cache.stats()[1]
+    assert counts.steps == 6 and counts.active == 18 and counts.cpu == 0
+    assert counts.fetched > 3
 
 
 def test_routes_are_counted_without_a_look_at_them() -> None:

@@ -117,17 +117,21 @@ def test_the_fake_finds_unordered_accesses() -> None:
 class Model:
     """A stream over LAYERS whose accesses are watched. Layer `fails_at` cannot compute."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, slots: int, pinned: int | None = None
+    ) -> None:
+        """`pinned`: how many layers the system lets pin; None: all."""
         self.world = World()
         self.slots = slots
         self.fails_at = -1
-        memory = DeviceMemory()
+        memory = DeviceMemory(refuses_after=pinned)
         self.store = PackedExpertStore(LAYERS, memory, pinned=True)
         self.pool = SlotPool(memory, LAYERS, slots)
         counter = DeviceExpertCounter(len(LAYERS), DEVICE)
         self.cache = DeviceMoeCache(self.store, self.pool, FetchCap.fixed(None), counter)
         self.watch(monkeypatch, "copy_layer", target=3)
         self.watch(monkeypatch, "copy_layer_by_engine", target=1)
+        self.watch(monkeypatch, "copy_used_plain", target=2)
         self.bound = 0
         lines = (self.world.compute, self.world.copy)
         self.stream = PrefillStream(
@@ -138,7 +142,7 @@ class Model:
         original: Callable[..., None] = getattr(prefill_stream, name)
 
         def copy(*arguments: Tensor) -> None:
-            source = arguments[1 if name == "copy_layer" else 0]
+            source = arguments[0 if name == "copy_layer_by_engine" else 1]
             layer_id = next(i for i in range(len(LAYERS)) if self.store.records(i) is source)
             self.world.log.append((name, layer_id))
             self.world.access(arguments[target].data_ptr(), writes=True)
@@ -289,6 +293,34 @@ def test_a_pass_that_failed_halfway_does_not_harm_the_next(
     model.prefill(tokens)
 
 
+@pytest.mark.parametrize("slots", [1, 3, 6])
+@pytest.mark.parametrize("pinned", [0, 2])
+def test_layers_that_the_gpu_cannot_read_come_by_the_copy_engine(
+    monkeypatch: pytest.MonkeyPatch, slots: int, pinned: int
+) -> None:
+    model = Model(monkeypatch, slots, pinned)
+    model.decode(0, *range(min(slots, 3)))
+    for seed, tokens in enumerate((MANY, FEW, MANY, FEW)):
+        model.prefill(tokens, seed, padded=seed > 1)
+    by_kernel = {layer for name, layer in model.world.log if name == "copy_layer"}
+    otherwise = {name for name, layer in model.world.log if layer >= pinned and "copy" in name}
+    assert by_kernel == set(range(pinned))
+    assert otherwise == {"copy_layer_by_engine", "copy_used_plain"}
+
+
+def test_only_experts_in_use_are_copied_from_plain_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(monkeypatch, slots=1, pinned=0)
+    for buffer in model.stream._buffers:
+        buffer.memory.fill_(7)
+    ids = torch.tensor([[4, 1], [1, -1]], dtype=torch.int32)
+    hidden, weights = torch.ones(2, HIDDEN), torch.full((2, TOP_K), 0.5)
+    model.stream.prefill(0, hidden, weights, ids)
+    rows = model.stream._rows[0]
+    for expert in range(EXPERTS):
+        copied = torch.equal(rows[expert], model.store.records(0)[expert])
+        assert copied == (expert in (1, 4)) and (copied or (rows[expert] == 7).all())
+
+
 def test_counts_are_of_the_experts_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(monkeypatch, slots=3)
     model.decode(0, 1, 2)
@@ -351,8 +383,10 @@ def test_work_on_the_host_needs_no_order() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["offload", "hybrid"])
-@pytest.mark.parametrize("slots", [2, 5])
-def test_a_runtime_on_a_gpu_computes_what_the_cpu_does(strategy: str, slots: int) -> None:
+@pytest.mark.parametrize(("slots", "pinnable"), [(2, None), (5, None), (3, 30_000)])
+def test_a_runtime_on_a_gpu_computes_what_the_cpu_does(
+    strategy: str, slots: int, pinnable: int | None
+) -> None:
     def create(config: MoeConfig, gpu: GpuExperts | None) -> OffloadMoeRuntime:
         return OffloadMoeRuntime.create(LAYERS, config, DeviceMemory(), OrderedOps(), gpu)
 
@@ -361,10 +395,19 @@ def test_a_runtime_on_a_gpu_computes_what_the_cpu_does(strategy: str, slots: int
         bind=lambda layout, records: OrderedKernel(layout.bank(records)),
         cpu_executor=CpuMoeExecutor,
     )
-    config = MoeConfig(strategy, TOP_K, cache_slots=slots, max_fetch=1)  # type: ignore[arg-type]
+    config = MoeConfig(
+        strategy,  # type: ignore[arg-type]
+        TOP_K,
+        cache_slots=slots,
+        max_fetch=1,
+        pinnable_bytes=pinnable,
+    )
     reference = make_strategy(create(MoeConfig("cpu", TOP_K), None))
     with create(config, gpu) as runtime:
         assert isinstance(runtime.cache, DeviceMoeCache)
+        assert 0 < len(runtime.plain_layers) < len(LAYERS) or pinnable is None
+        graphs = strategy == "hybrid" or not runtime.plain_layers
+        assert runtime.can_capture_decode(1) == graphs
         strategy_on_gpu = make_strategy(runtime)
         for layer_id in range(len(LAYERS)):
             kernel = runtime.slot_kernel(layer_id)

@@ -22,7 +22,14 @@ from freetoken.moe.store import (
     RecordLayout,
     SlotPool,
 )
-from support.moe_fakes import TOY_F32, TOY_Q8, HostMemory, code_addresses, random_layer
+from support.moe_fakes import (
+    TOY_F32,
+    TOY_Q8,
+    DeviceMemory,
+    HostMemory,
+    code_addresses,
+    random_layer,
+)
 from support.reference_ops import read_bias, read_expert
 
 GEOMETRIES = [
@@ -268,3 +275,44 @@ def test_too_little_memory_is_the_platforms_error() -> None:
         SlotPool(HostMemory(limit_bytes=1000), layers, 4)
     with pytest.raises(CapacityError, match="bytes left"):
         PackedExpertStore(layers, HostMemory(limit_bytes=1000))
+
+
+@pytest.mark.parametrize(
+    ("pinnable", "refuses_after", "plain"),
+    [
+        (None, None, set()),
+        (3, None, set()),
+        (2, None, {2}),
+        (1.9, None, {1, 2}),
+        (0.5, None, {0, 1, 2}),
+        (None, 1, {1, 2}),
+        (None, 0, {0, 1, 2}),
+        (2, 1, {1, 2}),
+    ],
+)
+def test_what_cannot_be_pinned_stays_in_plain_memory(
+    pinnable: float | None, refuses_after: int | None, plain: set[int]
+) -> None:
+    """`pinnable` in layers; all are of one size."""
+    layers = [random_layer(i, 3) for i in range(3)]
+    layer_bytes = RecordLayout.of(layers[0]).record_bytes * 3
+    memory = DeviceMemory(refuses_after=refuses_after)
+    store = PackedExpertStore(
+        layers,
+        memory,
+        pinned=True,
+        pinnable_bytes=None if pinnable is None else int(pinnable * layer_bytes),
+    )
+    assert store.plain_layers == plain
+    assert memory.pinned_bytes == (3 - len(plain)) * layer_bytes
+    for layer in layers:
+        for expert in range(3):
+            found = weights_of(store.bank(layer.layer_id), expert)
+            for one, wanted in zip(found, truth(layer, expert), strict=True):
+                assert torch.equal(one, wanted)
+
+
+def test_without_a_device_nothing_is_pinned() -> None:
+    memory = DeviceMemory(refuses_after=0)
+    store = PackedExpertStore([random_layer(0, 3)], memory, pinnable_bytes=0)
+    assert store.plain_layers == frozenset() and memory.pinned_bytes == 0

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from freetoken.cli import bench, options
+from freetoken.config import GPU_MEMORY_FRACTION
 
 app = typer.Typer(
     name="ft",
@@ -54,6 +55,8 @@ def generate(
     max_fetch: options.MaxFetch = None,
     threads: options.Threads = None,
     cpu_activations: options.CpuActivations = "int8",
+    gpu_memory_fraction: options.GpuMemoryFraction = GPU_MEMORY_FRACTION,
+    kv_tokens: options.KvTokens = None,
     ignore_eos: options.IgnoreEos = False,
     json: options.Json = False,
 ) -> None:
@@ -63,7 +66,16 @@ def generate(
     sampling = run.SamplingOptions(
         max_tokens, temperature, top_p, top_k, min_p, repetition_penalty, seed, stop, ignore_eos
     )
-    engine = run.EngineOptions(strategy, device, cache_slots, max_fetch, threads, cpu_activations)
+    engine = run.EngineOptions(
+        strategy,
+        device,
+        cache_slots,
+        max_fetch,
+        threads,
+        cpu_activations,
+        gpu_memory_fraction,
+        kv_tokens,
+    )
     with run.errors_explained():
         run.generate(model, run.Job(prompt, chat, sampling), engine, as_json=json)
 
@@ -88,6 +100,8 @@ def demo(
     max_fetch: options.MaxFetch = None,
     threads: options.Threads = None,
     cpu_activations: options.CpuActivations = "int8",
+    gpu_memory_fraction: options.GpuMemoryFraction = GPU_MEMORY_FRACTION,
+    kv_tokens: options.KvTokens = None,
     ignore_eos: options.IgnoreEos = False,
     json: options.Json = False,
 ) -> None:
@@ -101,7 +115,16 @@ def demo(
     sampling = run.SamplingOptions(
         max_tokens, temperature, top_p, top_k, min_p, repetition_penalty, seed, stop, ignore_eos
     )
-    engine = run.EngineOptions(strategy, device, cache_slots, max_fetch, threads, cpu_activations)
+    engine = run.EngineOptions(
+        strategy,
+        device,
+        cache_slots,
+        max_fetch,
+        threads,
+        cpu_activations,
+        gpu_memory_fraction,
+        kv_tokens,
+    )
     with run.errors_explained():
         run.demo(run.Job(prompt, chat, sampling), engine, as_json=json)
 

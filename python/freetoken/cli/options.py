@@ -61,7 +61,9 @@ Strategy = Annotated[
 Device = Annotated[DeviceName, typer.Option(help="Where to run.")]
 CacheSlots = Annotated[
     int | None,
-    typer.Option(help="Experts per layer that the cache holds.", metavar="N"),
+    typer.Option(
+        help="Experts per layer that the cache holds; what fits if not given.", metavar="N"
+    ),
 ]
 MaxFetch = Annotated[
     int | None,
@@ -82,6 +84,17 @@ CpuActivations = Annotated[
     typer.Option(
         help="What quantised weights are multiplied with on the CPU: int8 is fast, exact is not "
         "rounded.",
+    ),
+]
+GpuMemoryFraction = Annotated[
+    float,
+    typer.Option(help="How much of the GPU's free memory to use, above 0 to 1.", metavar="F"),
+]
+KvTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens that the key-value cache holds, over all requests; what fits if not given.",
+        metavar="N",
     ),
 ]
 Json = Annotated[

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from freetoken.config import GPU_MEMORY_FRACTION
 from freetoken.errors import ConfigError, FreeTokenError, RequestError
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class EngineOptions:
     max_fetch: int | None = None
     threads: int | None = None
     cpu_activations: str = "int8"
+    gpu_memory_fraction: float = GPU_MEMORY_FRACTION
+    kv_tokens: int | None = None
 
     def load(self, model: str) -> LLM:
         from freetoken import LLM
@@ -79,6 +82,8 @@ class EngineOptions:
                 max_fetch=self.max_fetch,
                 threads=self.threads,
                 cpu_activations=self.cpu_activations,
+                gpu_memory_fraction=self.gpu_memory_fraction,
+                kv_tokens=self.kv_tokens,
             )
         for warning in caught:
             notes.print(f"note: {warning.message}", style="yellow", markup=False, soft_wrap=True)

@@ -5,28 +5,72 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+import torch
+
 from freetoken.config import Hardware
 from freetoken.errors import FreeTokenError
+from freetoken.platforms import gpu_memory
 
 _KIB = 1024
+# Of all memory, what may be pinned: pages that cannot be moved or swapped are missed elsewhere.
+_PINNABLE_SHARE = 0.8
+# Windows gives the GPU driver under WSL no more.
+_PINNABLE_SHARE_WSL = 0.5
+_CAP_IPC_LOCK = 1 << 14
 
 
-def detect_hardware(root: Path = Path("/")) -> Hardware:
+def detect_hardware(root: Path = Path("/"), gpu: torch.device | None = None) -> Hardware:
     """Memory available now: what the kernel says, and what the process's control groups leave if
-    that is less."""
-    rooms = [_memory_available(root / "proc/meminfo"), *_cgroup_rooms(root)]
-    return Hardware(memory_bytes=min(rooms))
+    that is less. `gpu`: the one that will be used, whose free memory is asked for."""
+    meminfo = _meminfo(root / "proc/meminfo")
+    rooms = [meminfo["MemAvailable"], *_cgroup_rooms(root)]
+    share = _PINNABLE_SHARE_WSL if _is_wsl(root) else _PINNABLE_SHARE
+    free, total = (None, None) if gpu is None else gpu_memory.free_and_total(gpu)
+    return Hardware(
+        memory_bytes=min(rooms),
+        gpu_bytes=free,
+        gpu_total_bytes=total,
+        pinnable_bytes=min(int(meminfo.get("MemTotal", 0) * share), *rooms),
+        memlock_bytes=_memlock(root / "proc/self"),
+    )
 
 
-def _memory_available(meminfo: Path) -> int:
-    for line in meminfo.read_text().splitlines():
+def _meminfo(file: Path) -> dict[str, int]:
+    """Bytes by name."""
+    found = {}
+    for line in file.read_text().splitlines():
         name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) * _KIB
+        if value.endswith("kB"):
+            found[name] = int(value.split()[0]) * _KIB
+    if "MemAvailable" in found:
+        return found
     raise FreeTokenError(
-        f"{meminfo} has no MemAvailable line, which Linux 3.14 and later write; "
+        f"{file} has no MemAvailable line, which Linux 3.14 and later write; "
         "run on a Linux system with /proc mounted"
     )
+
+
+def _is_wsl(root: Path) -> bool:
+    release = root / "proc/sys/kernel/osrelease"
+    return release.exists() and "microsoft" in release.read_text().lower()
+
+
+def _memlock(process: Path) -> int | None:
+    """The soft limit on locked memory in bytes; None where there is none, or the process may
+    exceed it (CAP_IPC_LOCK)."""
+    for line in _lines(process / "status"):
+        name, _, value = line.partition(":")
+        if name == "CapEff" and int(value, 16) & _CAP_IPC_LOCK:
+            return None
+    for line in _lines(process / "limits"):
+        if line.startswith("Max locked memory"):
+            soft = line.split()[3]
+            return None if soft == "unlimited" else int(soft)
+    return None
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
 
 
 def _cgroup_rooms(root: Path) -> Iterator[int]:
@@ -36,7 +80,7 @@ def _cgroup_rooms(root: Path) -> Iterator[int]:
     """
     file = root / "proc/self/cgroup"
     mounts = root / "sys/fs/cgroup"
-    for line in file.read_text().splitlines() if file.exists() else ():
+    for line in _lines(file):
         _, controllers, path = line.split(":", 2)
         if not controllers:
             for group in _with_ancestors(mounts, path):

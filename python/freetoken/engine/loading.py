@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from freetoken.checkpoints import open_checkpoint
@@ -18,19 +18,22 @@ from freetoken.config import (
     ResolvedConfig,
     read_environment,
     resolve,
+    size,
 )
 from freetoken.engine.engine import Engine, EngineLimits, Model
 from freetoken.engine.hardware import detect_hardware
+from freetoken.engine.headroom import measured_headroom
+from freetoken.gpu_budget import DecoderSizes
 from freetoken.kernels.base import Ops
 from freetoken.kvcache import KVCache, page_bytes
 from freetoken.models import Decoder, load_decoder, read_spec
 from freetoken.models.graphed import wrap_decoder
 from freetoken.models.recorded import RecordedDecoder
-from freetoken.models.spec import DecoderSpec, MoeSpec
+from freetoken.models.spec import DecoderSpec, DenseMlpSpec, MoeSpec
 from freetoken.moe.gpu_executor import GpuCpuMoeExecutor
 from freetoken.moe.runtime import GpuExperts, MoeConfig, OffloadMoeRuntime
 from freetoken.moe.step_guard import HandshakeGuard
-from freetoken.moe.store import LayerExperts
+from freetoken.moe.store import LayerExperts, RecordLayout
 from freetoken.platforms import Platform, select_platform
 from freetoken.telemetry import ConfigReport
 from freetoken.tokenizer import Tokenizer, load_tokenizer
@@ -75,13 +78,15 @@ class _MoeLoader:
         self._resources = resources
         self.runtime: OffloadMoeRuntime | None = None
         self.formats: Counter[str] = Counter()
+        self._facts: CheckpointFacts | None = None
         self._resolved: ResolvedConfig | None = None
 
     def __call__(self, layers: Sequence[LayerExperts], moe: MoeSpec) -> OffloadMoeRuntime:
         for layer in layers:
             for part in layer.parts:
                 self.formats[part.format.name] += part.nbytes
-        resolved = self._resolve(moe.experts, moe.top_k)
+        self._facts = self._describe(layers, moe)
+        resolved = self._resolved = self._resolve(self._config, self._facts)
         if resolved.strategy is None:
             raise ValueError("experts were loaded for a model that has none")
         moe_config = MoeConfig(
@@ -91,6 +96,7 @@ class _MoeLoader:
             max_fetch=resolved.max_fetch,
             overlap=resolved.overlap,
             fits_memory=self._checkpoint.file_bytes() <= self._hardware.memory_bytes,
+            pinnable_bytes=self._hardware.pinnable_bytes,
         )
         self.runtime = OffloadMoeRuntime.create(
             layers, moe_config, self._platform, self._platform.cpu_ops, _gpu_experts(self._platform)
@@ -100,15 +106,60 @@ class _MoeLoader:
 
     def resolved(self) -> ResolvedConfig:
         """The settled configuration: of the experts if there are any, else of a dense model."""
-        return self._resolved or self._resolve(experts=0, top_k=0)
+        if self._resolved is None:
+            self._facts = self._describe((), None)
+            self._resolved = self._resolve(self._config, self._facts)
+        return self._resolved
 
-    def _resolve(self, experts: int, top_k: int) -> ResolvedConfig:
+    @property
+    def gpu_memory_fraction(self) -> float | None:
+        """None without a GPU."""
+        return None if self._hardware.gpu_bytes is None else self._config.gpu_memory_fraction
+
+    def settled(self, decoder: Decoder) -> ResolvedConfig:
+        """The same once the decoder is there. On a GPU that computes experts, what a prefill step
+        really takes then decides on the pages; weights and slots have their places already."""
+        resolved = self.resolved()
+        assert self._facts is not None
+        if self._hardware.gpu_bytes is not None and resolved.strategy != "cpu":
+            headroom_bytes = measured_headroom(
+                decoder,
+                self._ops,
+                tokens=resolved.prefill_budget_tokens,
+                sequences=resolved.max_running,
+                page_tokens=resolved.page_tokens,
+            )
+            config = replace(self._config, strategy=resolved.strategy or "auto")
+            if resolved.strategy in ("offload", "hybrid"):
+                config = replace(config, cache_slots=resolved.cache_slots)
+            notes = resolved.notes
+            resolved = replace(self._resolve(config, self._facts, headroom_bytes), notes=notes)
+            if self.runtime is not None:
+                self.runtime.reset_stats()
+        notes = (*resolved.notes, *_pinning_notes(self.runtime, self._hardware))
+        self._resolved = replace(resolved, notes=notes)
+        return self._resolved
+
+    def _resolve(
+        self, config: EngineConfig, facts: CheckpointFacts, headroom_bytes: int | None = None
+    ) -> ResolvedConfig:
+        return resolve(
+            config,
+            facts,
+            self._hardware,
+            overlap=self._environment.overlap,
+            headroom_bytes=headroom_bytes,
+        )
+
+    def _describe(self, layers: Sequence[LayerExperts], moe: MoeSpec | None) -> CheckpointFacts:
         attention = self._spec.attention
-        facts = CheckpointFacts(
+        records = [RecordLayout.of(layer).record_bytes for layer in layers]
+        counts = [layer.experts for layer in layers]
+        return CheckpointFacts(
             weight_bytes=self._checkpoint.file_bytes(),
             expert_bytes=self.formats.total(),
-            experts=experts,
-            top_k=top_k,
+            experts=moe.experts if moe else 0,
+            top_k=moe.top_k if moe else 0,
             kv_bytes_per_token=page_bytes(
                 self._spec.layers,
                 1,
@@ -117,11 +168,45 @@ class _MoeLoader:
                 self._ops.cache_dtype,
             ),
             context_tokens=self._spec.context_tokens,
+            slot_bytes=sum(records),
+            largest_layer_bytes=max(
+                (b * n for b, n in zip(records, counts, strict=True)), default=0
+            ),
+            sizes=decoder_sizes(self._spec),
         )
-        self._resolved = resolve(
-            self._config, facts, self._hardware, overlap=self._environment.overlap
-        )
-        return self._resolved
+
+
+def decoder_sizes(spec: DecoderSpec) -> DecoderSizes:
+    """The widths that activations grow with."""
+    attention = spec.attention
+    dense = [mlp.intermediate for mlp in spec.mlps if isinstance(mlp, DenseMlpSpec)]
+    moes = [mlp for mlp in spec.mlps if isinstance(mlp, MoeSpec)]
+    return DecoderSizes(
+        hidden=spec.hidden,
+        vocab=spec.vocab,
+        query=attention.heads * attention.head_dim,
+        key=attention.kv_heads * attention.head_dim,
+        dense=max(dense, default=0),
+        expert=max((moe.intermediate for moe in moes), default=0),
+        experts=max((moe.experts for moe in moes), default=0),
+        top_k=max((moe.top_k for moe in moes), default=0),
+    )
+
+
+def _pinning_notes(runtime: OffloadMoeRuntime | None, hardware: Hardware) -> tuple[str, ...]:
+    """What the user may want to know about layers whose experts the GPU cannot read."""
+    if runtime is None or not runtime.plain_layers:
+        return ()
+    limit = hardware.memlock_bytes
+    memlock = (
+        "" if limit is None else f", whose limit on locked memory is {size(limit)} (ulimit -l)"
+    )
+    return (
+        f"the experts of {len(runtime.plain_layers)} of {len(runtime.experts)} MoE layers are not "
+        f"pinned: {size(hardware.pinnable_bytes or 0)} of host memory may be, as far as the "
+        f"system allows{memlock}. In decode the CPU computes those that have no slot there "
+        "(hybrid), or they are copied without overlap (offload)",
+    )
 
 
 def load_model(model: str | Path, config: EngineConfig) -> LoadedModel:
@@ -135,17 +220,18 @@ def load_model(model: str | Path, config: EngineConfig) -> LoadedModel:
         platform = select_platform(config.device, config.threads, config.cpu_activations)
         resources.callback(platform.close)
         ops = platform.ops
+        hardware = detect_hardware(gpu=ops.device if ops.device.type == "cuda" else None)
         make_moe = _MoeLoader(
-            checkpoint, spec, config, environment, detect_hardware(), platform, ops, resources
+            checkpoint, spec, config, environment, hardware, platform, ops, resources
         )
         decoder = load_decoder(checkpoint, spec, ops, make_moe)
-        resolved = make_moe.resolved()
+        resolved = make_moe.settled(decoder)
         return LoadedModel(
             engine=_engine(decoder, tokenizer, resolved, platform, make_moe.runtime, resources),
             tokenizer=tokenizer,
             runtime=make_moe.runtime,
             config=resolved,
-            report=_report(checkpoint, spec, platform, ops, resolved, make_moe.formats),
+            report=_report(checkpoint, spec, platform, ops, resolved, make_moe),
             resources=resources.pop_all(),
         )
 
@@ -217,7 +303,7 @@ def _report(
     platform: Platform,
     ops: Ops,
     resolved: ResolvedConfig,
-    expert_formats: Counter[str],
+    loaded: _MoeLoader,
 ) -> ConfigReport:
     moe = next((mlp for mlp in spec.mlps if isinstance(mlp, MoeSpec)), None)
     return ConfigReport(
@@ -228,13 +314,16 @@ def _report(
         slots=resolved.cache_slots,
         experts=moe.experts if moe else 0,
         top_k=moe.top_k if moe else 0,
-        format="+".join(sorted(expert_formats)) or _main_format(checkpoint),
+        format="+".join(sorted(loaded.formats)) or _main_format(checkpoint),
         threads=ops.threads,
         isa=ops.description,
         max_fetch=resolved.max_fetch,
         context_tokens=spec.context_tokens,
         kv_pages=resolved.kv_pages,
         page_tokens=resolved.page_tokens,
+        kv_tokens=(resolved.kv_pages - 1) * resolved.page_tokens,
+        gpu_memory_fraction=loaded.gpu_memory_fraction,
+        unpinned_layers=len(loaded.runtime.plain_layers) if loaded.runtime else 0,
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from freetoken.errors import CapacityError, ConfigError
-from freetoken.kernels.triton.copy import copy_fetched
+from freetoken.kernels.triton.copy import copy_fetched, copy_fetched_plain
 from freetoken.kernels.triton.lru import (
     COUNT,
     ERROR,
@@ -46,7 +46,8 @@ class DeviceFetchCap:
 
 @dataclass(frozen=True)
 class _Call:
-    """The last ensure call, until its copies are made; it fetches `most` experts at most."""
+    """The last ensure call, until its copies are made; it fetches `most` experts at most, 0 of a
+    layer of which it may fetch none."""
 
     layer_id: int
     most: int
@@ -65,7 +66,12 @@ class DeviceMoeCache:
     """freetoken.moe.expert_cache.ExpertCache on the pool's device.
 
     A fetch stays marked as pending, on the device, until its experts are copied; the layer's next
-    call undoes it if they never were. The store's records must be readable by the device.
+    call undoes it if they never were.
+
+    Of the store's plain layers, whose records the device cannot read, `ensure_experts_hybrid`
+    fetches nothing: their slots hold the first experts for good, and the CPU computes the others.
+    `ensure_experts` does fetch; then `copy_missing` reads on the host what is to be copied, and no
+    graph can hold that.
     """
 
     def __init__(
@@ -83,6 +89,16 @@ class DeviceMoeCache:
         )
         self._call: _Call | None = None
         self._count: _Count | None = None
+        self._no_fetch = torch.zeros((), dtype=torch.int32, device=device)
+        for layer_id in sorted(store.plain_layers):
+            self._fill(layer_id)
+
+    def _fill(self, layer_id: int) -> None:
+        """Bring a layer's first experts into its slots."""
+        experts = min(self.slots, len(self._store.records(layer_id)))
+        ids = torch.arange(experts, dtype=torch.int32, device=self._status.device)
+        self.ensure_experts(layer_id, ids)
+        self.copy_missing()
 
     @property
     def slots(self) -> int:
@@ -105,7 +121,11 @@ class DeviceMoeCache:
 
         At most `cap` misses are fetched.
         """
-        self._ensure(layer_id, topk_ids, self.cap.value)
+        if layer_id in self._store.plain_layers:
+            self._ensure(layer_id, topk_ids, self._no_fetch)
+            self._call = _Call(layer_id, 0)
+        else:
+            self._ensure(layer_id, topk_ids, self.cap.value)
 
     def _ensure(self, layer_id: int, topk_ids: Tensor, cap: Tensor | None) -> None:
         self._count_now()  # before the call's findings are overwritten
@@ -124,10 +144,19 @@ class DeviceMoeCache:
         self._call = self._count = None
         if call is None:
             return
+        state = self._states[call.layer_id]
+        records, slots = self._store.records(call.layer_id), self._pool.records(call.layer_id)
+        if call.layer_id in self._store.plain_layers:
+            if call.most > 0:
+                copy_fetched_plain(state, records, slots)
+                self._count = count
+                self._count_now()
+                return
+            records = slots  # nothing is copied from them, but the launch ends the call
         copy_fetched(
-            self._states[call.layer_id],
-            self._store.records(call.layer_id),
-            self._pool.records(call.layer_id),
+            state,
+            records,
+            slots,
             most=call.most,
             count_into=None if count is None else count.row,
             steps=0 if count is None else count.steps,

@@ -2,7 +2,8 @@
 
 Many tokens ask for nearly all experts of a layer. Fetched into slots they would throw out what
 decode keeps there; so whole layers are streamed instead, layer l + 1 while layer l computes. A few
-tokens bring only the experts that they use, marked on the device. Nothing is read on the host.
+tokens bring only the experts that they use, marked on the device. Nothing is read on the host,
+but for a few tokens and a layer whose records the device cannot read.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from freetoken.kernels.base import ExpertMath
-from freetoken.kernels.triton.copy import copy_layer, copy_layer_by_engine
+from freetoken.kernels.triton.copy import copy_layer, copy_layer_by_engine, copy_used_plain
 from freetoken.kernels.triton.lru import PENDING
 from freetoken.moe.device_cache import DeviceMoeCache
 from freetoken.moe.stats import mark_active
@@ -121,7 +122,8 @@ class PrefillStream:
 
     def _copy_all(self, layer_id: int) -> None:
         records, rows = self._store.records(layer_id), self._rows[layer_id]
-        if self._pool.slots < KERNEL_SLOT_SHARE * len(rows):
+        is_plain = layer_id in self._store.plain_layers
+        if is_plain or self._pool.slots < KERNEL_SLOT_SHARE * len(rows):
             copy_layer_by_engine(records, rows)
         else:
             slots = self._pool.records(layer_id)
@@ -135,6 +137,9 @@ class PrefillStream:
         buffer.holds = None
         records, slots = self._store.records(layer_id), self._pool.records(layer_id)
         with self._compute.use():
+            if layer_id in self._store.plain_layers:
+                copy_used_plain(used, records, self._rows[layer_id])
+                return
             copy_layer(self._cache.state(layer_id), records, slots, self._rows[layer_id], used)
 
     def _count(self, layer_id: int, used: Tensor) -> None:

@@ -48,7 +48,8 @@ class MoeConfig:
     cache_slots: slots per layer, as `freetoken.config.resolve_slots` takes them. max_fetch: fetches
     per hybrid decode call and layer (None: no limit). overlap: whether a hybrid step's CPU and GPU
     work run at the same time. fits_memory: whether the whole checkpoint does, so that experts of a
-    mapped one may be read ahead to where they are needed.
+    mapped one may be read ahead to where they are needed. pinnable_bytes: of packed experts, what
+    may be pinned for a GPU at most (None: all); layers beyond that are `plain_layers`.
     """
 
     strategy: StrategyName
@@ -57,6 +58,7 @@ class MoeConfig:
     max_fetch: int | None = None
     overlap: bool = True
     fits_memory: bool = False
+    pinnable_bytes: int | None = None
 
 
 CpuExecutor = CpuMoeExecutor | GpuCpuMoeExecutor
@@ -90,6 +92,7 @@ class OffloadMoeRuntime:
         cpu: CpuExecutor | None,
         hybrid: HybridDecodeExecutor[Any] | None,
         stream: PrefillStream | None,
+        plain_layers: frozenset[int],
         bind: BindRecords,
         decode_counter: StepCounter,
         prefill_counter: StepCounter,
@@ -102,6 +105,7 @@ class OffloadMoeRuntime:
         self.store = store
         self.pool = pool
         self.stream = stream
+        self.plain_layers = plain_layers
         self._bind = bind
         self._cache = cache
         self._cpu = cpu
@@ -130,6 +134,7 @@ class OffloadMoeRuntime:
         decode, prefill = _new_counter(len(layers), gpu), _new_counter(len(layers), gpu)
         bind = _on_host(cpu_ops) if gpu is None else gpu.bind
         store: ExpertStore | None = None
+        plain: frozenset[int] = frozenset()
         pool = hybrid = None
         cpu: CpuExecutor | None = None
         cache: OffloadMoeCache | DeviceMoeCache | None = None
@@ -144,7 +149,10 @@ class OffloadMoeRuntime:
             for layer in layers:
                 pool.pack(layer)
         else:
-            store = packed = PackedExpertStore(layers, platform, pinned=gpu is not None)
+            store = packed = PackedExpertStore(
+                layers, platform, pinned=gpu is not None, pinnable_bytes=config.pinnable_bytes
+            )
+            plain = packed.plain_layers
             pool = SlotPool(platform, layers, slots)
             if gpu is None:
                 cache = host = OffloadMoeCache(packed, pool, cap, ExpertCounter(len(layers)))
@@ -166,6 +174,7 @@ class OffloadMoeRuntime:
             cpu=cpu,
             hybrid=hybrid,
             stream=stream,
+            plain_layers=plain,
             bind=bind,
             decode_counter=decode,
             prefill_counter=prefill,
@@ -219,10 +228,11 @@ class OffloadMoeRuntime:
 
     def can_capture_decode(self, tokens: int) -> bool:
         """Whether a decode step of so many rows, padded ones too, reads no device value on the
-        host. It does where every miss is fetched, and there may be more of them than slots."""
+        host. It does where every miss is fetched, and there may be more of them than slots, or
+        some are copied from records that the GPU cannot read (`plain_layers`)."""
         if self._cache is None or self._hybrid is not None:
             return True
-        return tokens * self.config.top_k <= self._cache.slots
+        return not self.plain_layers and tokens * self.config.top_k <= self._cache.slots
 
     def count_decode(self, layer_id: int, topk_ids: Tensor) -> None:
         """Count a layer's decode step, all of whose experts the CPU computes."""

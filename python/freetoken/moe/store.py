@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from freetoken.errors import CapacityError, CheckpointError
+from freetoken.errors import CheckpointError
 from freetoken.formats.base import ByteRange, WeightFormat
 from freetoken.formats.planes import copy_field
 from freetoken.kernels.activations import Activation
@@ -280,13 +280,24 @@ BindRecords = Callable[[RecordLayout, Tensor], ExpertMath]
 
 
 class PackedExpertStore:
-    """All experts as records in host memory. Keeps nothing of the checkpoint."""
+    """All experts as records in host memory. Keeps nothing of the checkpoint.
+
+    `plain_layers` are those that a device was to read and cannot: their records are in memory that
+    could not be pinned. Copies of them go by way of the driver's own pinned memory, while the host
+    waits, so no graph can hold them.
+    """
 
     def __init__(
-        self, layers: Sequence[LayerExperts], memory: SlotMemory, *, pinned: bool = False
+        self,
+        layers: Sequence[LayerExperts],
+        memory: SlotMemory,
+        *,
+        pinned: bool = False,
+        pinnable_bytes: int | None = None,
     ) -> None:
         """With `pinned` the records can be read by the device: they are filled first and pinned
-        afterwards. Raises CapacityError if they cannot be pinned, or if memory is short."""
+        afterwards, layer by layer, up to `pinnable_bytes` (None: all) and for as long as the
+        system grants it. Raises CapacityError if memory is short."""
         _check_numbering(layers)
         self.layouts = tuple(RecordLayout.of(layer) for layer in layers)
         self._records = tuple(
@@ -297,18 +308,20 @@ class PackedExpertStore:
             rows = records.numpy()
             for expert in range(layer.experts):
                 layout.pack(layer, expert, rows[expert])
-        if pinned:
-            self._pin(memory)
+        first = self._pin(memory, pinnable_bytes) if pinned else self.layers
+        self.plain_layers = frozenset(range(first, self.layers))
 
-    def _pin(self, memory: SlotMemory) -> None:
+    def _pin(self, memory: SlotMemory, pinnable_bytes: int | None) -> int:
+        """How many layers, from the first on, were pinned."""
+        left_bytes = pinnable_bytes
         for layer_id, records in enumerate(self._records):
+            if left_bytes is not None:
+                left_bytes -= records.nbytes
+                if left_bytes < 0:
+                    return layer_id
             if not memory.pin(records.view(-1)):
-                total = sum(records.nbytes for records in self._records)
-                raise CapacityError(
-                    f"cannot pin the experts of MoE layer {layer_id} of {self.layers}, of "
-                    f"{total / 2**30:.1f} GiB in all, for the GPU to read; raise the limit on "
-                    "locked memory (ulimit -l), or use --strategy cpu, which needs none"
-                )
+                return layer_id
+        return self.layers
 
     @property
     def layers(self) -> int:

@@ -13,6 +13,14 @@ from freetoken.errors import CapacityError
 _MAPPED = 2  # cudaHostRegisterMapped, and hipHostRegisterMapped
 
 
+def free_and_total(device: torch.device) -> tuple[int, int]:
+    """Bytes of a device's memory that nobody has, and all. What torch keeps of memory that this
+    process no longer uses is given back first."""
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return free, total
+
+
 def allocate_slots(size_bytes: int, device: torch.device) -> Tensor:
     """Zeroed memory of a device, uint8 [size_bytes]; torch aligns it to 512 bytes. Raises
     CapacityError if there is too little."""

@@ -51,7 +51,9 @@ class ConfigReport:
     """What the options resolved to on this machine and for this checkpoint.
 
     `slots`: cache slots per layer, None where nothing is cached. `format`: of the experts, or of
-    the largest matrices of a dense model. `isa`: what the kernels were compiled for.
+    the largest matrices of a dense model. `isa`: what the kernels were compiled for. `kv_tokens`:
+    what the key-value cache holds, over all requests. `gpu_memory_fraction`: None without a GPU.
+    `unpinned_layers`: MoE layers whose experts a GPU cannot read where they lie.
     """
 
     model: str
@@ -68,6 +70,9 @@ class ConfigReport:
     context_tokens: int
     kv_pages: int
     page_tokens: int
+    kv_tokens: int
+    gpu_memory_fraction: float | None
+    unpinned_layers: int
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from freetoken.kernels.triton.compile_cases import CompileCase
-from freetoken.kernels.triton.lru import LruState
+from freetoken.kernels.triton.lru import COUNT, PENDING, LruState
 
 _WORD_BYTES = 4
 _CHUNK_WORDS = 4096  # 16 KiB: 128 bytes of each of 128 threads under way at once
@@ -57,6 +57,16 @@ def copy_fetched(
     )
 
 
+def copy_fetched_plain(state: LruState, records: Tensor, slots: Tensor) -> None:
+    """`copy_fetched` from records that the device cannot read. The host reads what is to be copied
+    and copies record by record, so this is no part of a graph."""
+    count = int(state.status[COUNT])
+    experts, targets = state.fetch_experts[:count].tolist(), state.fetch_slots[:count].tolist()
+    for expert, slot in zip(experts, targets, strict=True):
+        slots[slot].copy_(records[expert])
+    state.status[PENDING] = 0
+
+
 def copy_layer(
     state: LruState, records: Tensor, slots: Tensor, buffer: Tensor, used: Tensor | None = None
 ) -> None:
@@ -88,8 +98,16 @@ def copy_layer(
 
 def copy_layer_by_engine(records: Tensor, buffer: Tensor) -> None:
     """All of records into buffer, both uint8 [E, record_bytes], by the device's copy engine on the
-    current stream. It takes no processors from kernels, but cannot know what lies in slots."""
+    current stream. It takes no processors from kernels, but cannot know what lies in slots. From
+    records that are not pinned it works too; then the host waits for most of it."""
     buffer.copy_(records, non_blocking=True)
+
+
+def copy_used_plain(used: Tensor, records: Tensor, buffer: Tensor) -> None:
+    """The experts where used int32 [E] is not zero from records that the device cannot read into
+    buffer, both uint8 [E, record_bytes]. The host reads `used`, so this is no part of a graph."""
+    for expert in used.nonzero().flatten().tolist():
+        buffer[expert].copy_(records[expert])
 
 
 def as_words(records: Tensor) -> Tensor:
