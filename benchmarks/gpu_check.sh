@@ -119,7 +119,8 @@ build() {
 # Several processes where xdist is there: most of the time goes into compiling kernels.
 several() {
   "$PYTHON" -c 'import xdist' 2> /dev/null || return 0
-  echo "-n $(($(nproc) < 8 ? 2 : 6))"
+  local processes=$(($(nproc) / 3))
+  echo "-n $((processes < 1 ? 1 : processes > 6 ? 6 : processes))"
 }
 
 tests() {

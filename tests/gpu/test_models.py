@@ -73,7 +73,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def generate(path: Path, device: str, **options: Any) -> list[tuple[int, ...]]:
-    with LLM(path, device=device, cpu_activations="exact", **options) as llm:
+    with LLM(path, device=device, threads=2, cpu_activations="exact", **options) as llm:
         together = llm.generate(PROMPTS, GREEDY)
         alone = llm.generate(PROMPTS[:1], GREEDY)
         assert llm.stats().config.strategy == options["strategy"]
