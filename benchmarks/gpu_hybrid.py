@@ -84,10 +84,10 @@ class Run:
         sys.stderr.write(f"{what}: {seconds:.1f} s\n")
         sys.stderr.flush()
 
-    def bandwidths(self, threads: int | None) -> None:
+    def bandwidths(self) -> None:
         from gpu_parts import bandwidths
 
-        self.figures["bandwidths"] = bandwidths(self._device, threads, self._parts)
+        self.figures["bandwidths"] = bandwidths(self._device, self._platform.cpu_ops, self._parts)
 
     def model(self, geometry: Geometry) -> None:
         """Everything about one model's experts."""
@@ -233,7 +233,7 @@ def main() -> None:
     from gpu_report import report
 
     run, models = make_run(args)
-    run.attempt("bandwidths", lambda: run.bandwidths(args.threads))
+    run.attempt("bandwidths", run.bandwidths)
     for geometry in models:
         run.attempt(geometry.name, lambda geometry=geometry: run.model(geometry))
         write_json(args.json, run.figures)

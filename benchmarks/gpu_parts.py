@@ -13,8 +13,9 @@ import torch
 from gpu_device import Device
 from gpu_models import Geometry, distinct_experts, expert_bytes, uniform_routes
 
-from freetoken.bench.memory import measure_memory
+from freetoken.bench.memory import huge_buffer, pool_bytes, read_gbps
 from freetoken.kernels.base import ExpertMath
+from freetoken.kernels.cpu import CpuOps
 from freetoken.kernels.triton.copy import copy_fetched
 from freetoken.kernels.triton.lru import COUNT, LruState
 from freetoken.moe.runtime import OffloadMoeRuntime
@@ -26,10 +27,12 @@ _ROUTE_SETS = 5
 
 @dataclass(frozen=True)
 class PartsEffort:
-    """Sizes and repetitions: `reads` bytes for the GPU's bandwidth, `copies` for the bus's."""
+    """Sizes and repetitions. Bytes for the bandwidths of the GPU, of the bus, and of the host
+    (None: several times what its caches hold)."""
 
-    reads: int = 2 << 30
-    copies: int = 256 << 20
+    gpu_bytes: int = 2 << 30
+    bus_bytes: int = 256 << 20
+    host_bytes: int | None = None
     repeats: int = 9
     kernel_tokens: Sequence[int] = (1, 8, 32)
     kernel_repeats: int = 10
@@ -38,26 +41,32 @@ class PartsEffort:
     prefill_s: float = 0.3  # after which no further run is begun
 
 
-def bandwidths(device: Device, threads: int | None, effort: PartsEffort) -> dict[str, float]:
+def bandwidths(device: Device, cpu_ops: CpuOps, effort: PartsEffort) -> dict[str, float]:
     """GB/s (10^9 bytes) of a plain reduction on the GPU, of the bus from pinned memory, and of
     reading host memory with all threads. Medians."""
     read_s = _read_seconds(device, effort)
-    target = torch.zeros(effort.copies, dtype=torch.uint8, device=device.device)
-    source = torch.ones(effort.copies, dtype=torch.uint8)
+    target = torch.zeros(effort.bus_bytes, dtype=torch.uint8, device=device.device)
+    source = torch.ones(effort.bus_bytes, dtype=torch.uint8)
     if device.device.type == "cuda":
         source = source.pin_memory()
     copy_s = _median_seconds(
         device, lambda: target.copy_(source, non_blocking=True), effort.repeats
     )
     return {
-        "gpu_read_gbps": effort.reads / read_s * 1e-9,
-        "bus_gbps": effort.copies / copy_s * 1e-9,
-        "host_read_gbps": measure_memory(threads).read_gbps,
+        "gpu_read_gbps": effort.gpu_bytes / read_s * 1e-9,
+        "bus_gbps": effort.bus_bytes / copy_s * 1e-9,
+        "host_read_gbps": _host_gbps(cpu_ops, effort),
     }
 
 
+def _host_gbps(cpu_ops: CpuOps, effort: PartsEffort) -> float:
+    buffer = huge_buffer(effort.host_bytes or pool_bytes())
+    buffer[:] = 1  # pages that were never written would all be one page of zeros
+    return statistics.median(read_gbps(cpu_ops, buffer) for _ in range(effort.repeats + 1))
+
+
 def _read_seconds(device: Device, effort: PartsEffort) -> float:
-    numbers = torch.ones(effort.reads // 4, device=device.device)
+    numbers = torch.ones(effort.gpu_bytes // 4, device=device.device)
     return _median_seconds(device, lambda: torch.sum(numbers), effort.repeats)
 
 
@@ -216,8 +225,9 @@ def _prefill_seconds(
 
 DRY_PARTS = replace(
     PartsEffort(),
-    reads=1 << 20,
-    copies=1 << 16,
+    gpu_bytes=1 << 20,
+    bus_bytes=1 << 16,
+    host_bytes=1 << 20,
     repeats=1,
     kernel_tokens=(1, 40),
     kernel_repeats=1,
