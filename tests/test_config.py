@@ -188,7 +188,7 @@ def test_tokens_of_keys_and_values_as_asked(strategy: str) -> None:
 
 def test_more_tokens_than_memory_holds_name_what_would() -> None:
     hardware = Hardware(memory_bytes=12 * GIB)
-    with pytest.raises(CapacityError, match="leave 6.00 GiB of 12.00 GiB") as refused:
+    with pytest.raises(CapacityError, match=r"leave 6\.00 GiB of 12\.00 GiB") as refused:
         resolve(EngineConfig(kv_tokens=70_000), MOE, hardware)
     found = re.search(r"--kv-tokens (\d+)", str(refused.value))
     assert found is not None

@@ -129,7 +129,7 @@ def test_too_little_says_what_takes_how_much() -> None:
         "258.0 MiB for keys and values of 4096 tokens",
     ):
         assert part in said
-    with pytest.raises(CapacityError, match="the model needs at least .*--device cpu") as refused:
+    with pytest.raises(CapacityError, match=r"the model needs at least .*--device cpu") as refused:
         settled(GIB, facts=DENSE)
     assert "slots" not in str(refused.value) and "--strategy" not in str(refused.value)
 
