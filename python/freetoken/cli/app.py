@@ -147,6 +147,25 @@ def convert(
         command.run(model, out, experts, dense)
 
 
+@app.command()
+def doctor(
+    bench: Annotated[
+        bool, typer.Option("--bench", help="Measure the memory's read bandwidth too.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Show what FreeToken sees on this machine and would use.
+
+    The exit status is 1 if something is broken, such as a GPU whose driver cannot be opened.
+    """
+    from freetoken.cli import run
+
+    with run.errors_explained():
+        from freetoken.cli import doctor as command
+
+        command.run(bench=bench, as_json=json)
+
+
 @models_app.command("list")
 def models_list() -> None:
     """List the models in the cache, with their sizes."""

@@ -22,7 +22,7 @@ _CAP_IPC_LOCK = 1 << 14
 def detect_hardware(root: Path = Path("/"), gpu: torch.device | None = None) -> Hardware:
     """Memory available now: what the kernel says, and what the process's control groups leave if
     that is less. `gpu`: the one that will be used, whose free memory is asked for."""
-    meminfo = _meminfo(root / "proc/meminfo")
+    meminfo = read_meminfo(root)
     rooms = [meminfo["MemAvailable"], *_cgroup_rooms(root)]
     share = _PINNABLE_SHARE_WSL if _is_wsl(root) else _PINNABLE_SHARE
     free, total = (None, None) if gpu is None else gpu_memory.free_and_total(gpu)
@@ -35,8 +35,9 @@ def detect_hardware(root: Path = Path("/"), gpu: torch.device | None = None) -> 
     )
 
 
-def _meminfo(file: Path) -> dict[str, int]:
-    """Bytes by name."""
+def read_meminfo(root: Path = Path("/")) -> dict[str, int]:
+    """What the kernel says of the machine's memory, in bytes by name; MemAvailable is there."""
+    file = root / "proc/meminfo"
     found = {}
     for line in file.read_text().splitlines():
         name, _, value = line.partition(":")
