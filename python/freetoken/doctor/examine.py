@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from freetoken import __version__, _native
+from freetoken import _native
+from freetoken._version import __version__
 from freetoken.config import size
 from freetoken.doctor.gpus import LIBRARIES, TIME_LIMIT_SECONDS, open_driver, torch_gpus
 from freetoken.doctor.report import (
