@@ -134,10 +134,6 @@ class _DryPlatform(GpuPlatform):
     def __init__(self, threads: int | None, cpu_activations: str) -> None:
         super().__init__(torch.device("cpu"), threads, cpu_activations, streams=_HostStreams())
 
-    @property
-    def handshake_in_graphs(self) -> bool:
-        return True
-
     def handshake(self) -> Any:
         return _DirectHandshake(self.cpu_ops)
 

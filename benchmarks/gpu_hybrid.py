@@ -205,9 +205,9 @@ def make_run(args: argparse.Namespace) -> tuple[Run, tuple[Geometry, ...]]:
         "cpu_kernels": platform.cpu_ops.description,
         "threads": platform.cpu_ops.threads,
         "handshakes": handshake_findings(platform),
-        "handshake_in_graphs": platform.handshake_in_graphs,
+        "handshake_in_graphs": platform.handshake_choice.capturable,
     }
-    if not platform.handshake_in_graphs:
+    if not platform.handshake_choice.capturable:
         raise SystemExit(
             "gpu_hybrid.py: no handshake works in graphs here (see the findings of `ft doctor`); "
             "the benchmark compares captured steps and has nothing to measure"

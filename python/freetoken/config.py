@@ -376,9 +376,10 @@ class _GpuRoom:
         pages = (left + needs.cache_bytes) // needs.page_bytes
         if pages > 1:
             yield f"--kv-tokens {(pages - 1) * PAGE_TOKENS}"
-        fraction = math.ceil(needs.total_bytes * 100 / self.free_bytes) / 100
-        if fraction <= 1 and int(self.free_bytes * fraction) >= needs.total_bytes:
-            yield f"--gpu-memory-fraction {fraction:g}"
+        if needs.total_bytes <= self.free_bytes:
+            fraction = math.ceil(needs.total_bytes * 100 / self.free_bytes) / 100
+            if int(self.free_bytes * fraction) >= needs.total_bytes:
+                yield f"--gpu-memory-fraction {fraction:g}"
         for other in _SMALLER.get(strategy, ()):
             with contextlib.suppress(ConfigError):  # slots that the other cannot have
                 if divide(self.needs(other), self.budget_bytes):

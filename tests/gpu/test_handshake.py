@@ -63,7 +63,7 @@ def test_a_mechanism_works_in_graphs(
     assert plain.eager and not plain.graph
     reasons = {finding.name: finding.reason for finding in findings.values()}
     assert any(finding.graph for finding in findings.values()), reasons
-    assert platform.handshake_in_graphs
+    assert platform.handshake_choice.capturable
     assert findings[platform.handshake_choice.mechanism].graph
 
 

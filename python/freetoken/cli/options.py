@@ -75,7 +75,7 @@ MaxFetch = Annotated[
 Threads = Annotated[
     int | None,
     typer.Option(
-        help="CPU threads; one per physical core if not given.",
+        help="CPU threads; if not given one per physical core, beside a GPU one less of four or more.",
         metavar="N",
     ),
 ]

@@ -315,7 +315,7 @@ def _report(
         experts=moe.experts if moe else 0,
         top_k=moe.top_k if moe else 0,
         format="+".join(sorted(loaded.formats)) or _main_format(checkpoint),
-        threads=ops.threads,
+        threads=platform.cpu_ops.threads,
         isa=ops.description,
         max_fetch=resolved.max_fetch,
         context_tokens=spec.context_tokens,

@@ -245,7 +245,8 @@ class OffloadMoeRuntime:
 
     def stats(self) -> MoeStats:
         """Counts since the start or the last reset."""
-        layers = self.decode_counter.layers()
+        cache = self._cache  # on a GPU it also raises what its kernels could only mark
+        layers = self.decode_counter.layers() if cache is None else cache.stats()
         return MoeStats(total_counts(layers), layers, total_counts(self.prefill_counter.layers()))
 
     def reset_stats(self) -> None:

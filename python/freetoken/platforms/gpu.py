@@ -29,13 +29,17 @@ _log = logging.getLogger(__name__)
 # A step that makes no progress for so long is taken for lost.
 _STALL_LIMIT_SECONDS = 30.0
 # Where they are fewer, a core computes more than the wait for a shared one costs.
-_CORES_TO_SPARE_ONE = 4
+_THREADS_TO_SPARE_ONE = 4
 
 
-def _worker_threads() -> int | None:
-    """All physical cores but one, which answers the stream, where there are enough of them."""
-    cores = len(_native.physical_cpus())
-    return cores - 1 if cores >= _CORES_TO_SPARE_ONE else None
+def _cpu_ops(threads: int | None, activations: str) -> CpuOps:
+    """With all threads that the process may use but one, which answers the stream, where there are
+    enough of them and no number was asked for."""
+    ops = CpuOps(threads, activations=activations)
+    if threads is not None or ops.threads < _THREADS_TO_SPARE_ONE:
+        return ops
+    ops.close()
+    return CpuOps(ops.threads - 1, activations=activations)
 
 
 class GpuPlatform:
@@ -59,7 +63,7 @@ class GpuPlatform:
     ) -> None:
         self._device = device
         self._ops = TritonOps(device)
-        self._cpu_ops = CpuOps(threads or _worker_threads(), activations=cpu_activations)
+        self._cpu_ops = _cpu_ops(threads, cpu_activations)
         self._driver_library = driver_library
         self._streams = streams or TorchStreams(device)
         self._graphs = graphs

@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from freetoken.formats import DS_FP4
 from freetoken.kernels.triton.expert_bank import DeviceBank, DevicePart
 from freetoken.kernels.triton.expert_decode import down_kernel, gate_up_kernel, sum_routes_kernel
 from freetoken.kernels.triton.expert_prefill import (
@@ -58,22 +59,11 @@ class ExpertScratch:
 
 def _rounds(part: DevicePart) -> bool:
     """Whether the weights are made for activations in FP8."""
-    return part.format.name == "DS_FP4"
-
-
-class LaunchedExperts:
-    """freetoken.kernels.base.PendingExperts on the device's stream."""
-
-    def __init__(self, out: Tensor) -> None:
-        self._out = out
-
-    def wait(self) -> Tensor:
-        """What the stream runs from now on finds the result; the host does not wait."""
-        return self._out
+    return part.format is DS_FP4
 
 
 class TritonExpertKernel:
-    """`freetoken.kernels.base.ExpertKernel` for a bank in the device's memory.
+    """`freetoken.kernels.base.ExpertMath` for a bank in the device's memory.
 
     Up to DECODE_ROUTES routes are computed in float32, more of them in bfloat16 with float32 sums.
     Nothing is read back to the host, and shapes alone decide what is launched.
@@ -118,12 +108,6 @@ class TritonExpertKernel:
             **SUM_OPTIONS,
         )
         return out
-
-    def submit(
-        self, hidden_states: Tensor, topk_weights: Tensor, topk_ids: Tensor
-    ) -> LaunchedExperts:
-        """A launch returns at once anyway."""
-        return LaunchedExperts(self(hidden_states, topk_weights, topk_ids))
 
     def _decode(self, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         """Terms of all routes, float32 [T * K, H]; unwritten for those that do not count."""

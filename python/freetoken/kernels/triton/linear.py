@@ -182,7 +182,7 @@ def _alike(matrices: Sequence[TritonMatrix], biases: Sequence[Tensor | None]) ->
     """Whether one launch can compute them: the same format, and all with a bias or none."""
     first = matrices[0]
     return len(matrices) <= MOST_MATRICES and all(
-        w.name == first.name and (bias is None) == (biases[0] is None)
+        w.weight_format is first.weight_format and (bias is None) == (biases[0] is None)
         for w, bias in zip(matrices, biases, strict=True)
     )
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from freetoken.checkpoints.base import TensorEntry
 from freetoken.errors import CheckpointError
 from freetoken.formats import DS_FP4, F32
-from freetoken.formats.base import Bytes
+from freetoken.formats.base import Bytes, WeightFormat
 from freetoken.formats.planes import copy_field
 from freetoken.kernels.triton.formats import TritonFormat, triton_format
 
@@ -22,12 +22,12 @@ class TritonMatrix:
 
     `codes` and `scales` are uint8 and one-dimensional, rows one after the other (where a format has
     no scales, `scales` is `codes`, which nothing reads as such). `factor` multiplies all numbers.
-    `name` is the format's; `exact` says that products of many tokens are computed in float32, as
-    float32 numbers deserve, and not in bfloat16; `reads_fp8` that what it multiplies is rounded to
-    FP8 first.
+    `weight_format` is that of the numbers; `exact` says that products of many tokens are computed
+    in float32, as float32 numbers deserve, and not in bfloat16; `reads_fp8` that what it multiplies
+    is rounded to FP8 first.
     """
 
-    name: str
+    weight_format: WeightFormat
     format: TritonFormat
     rows: int
     cols: int
@@ -57,7 +57,7 @@ class TritonMatrix:
         codes, scales = _planes(entry)
         on_device = torch.from_numpy(codes).to(device)
         return TritonMatrix(
-            name=fmt.name,
+            weight_format=fmt,
             format=kernels,
             rows=rows,
             cols=cols,
