@@ -75,7 +75,7 @@ MaxFetch = Annotated[
 Threads = Annotated[
     int | None,
     typer.Option(
-        help="CPU threads; if not given one per physical core, beside a GPU one less of four or more.",
+        help="CPU threads; else one per physical core, or beside a GPU one less of four or more.",
         metavar="N",
     ),
 ]
