@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():  # Triton's interpreter stands in for a GPU
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated, so before any test
 
 from support.fake_gpu import FakeGpu, build_fake_driver
 

@@ -1,12 +1,9 @@
-"""Triton's interpreter stands in for a GPU where there is none."""
-
-import os
+"""On a GPU if there is one, else in Triton's interpreter (which tests/conftest.py chooses)."""
 
 import pytest
 import torch
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated
     from support.interpreter import patch_once_per_launch
 
     patch_once_per_launch()
