@@ -14,8 +14,8 @@ from freetoken.gpu_budget import decode_bytes, prefill_bytes
 from freetoken.kernels.triton import linear
 from freetoken.kernels.triton.ops import TritonOps
 from freetoken.models import Phase
-from support.decoding import Runner
 from support.live_bytes import LiveBytes
+from support.on_device import fused_runner
 from support.tiny_models import make_model, save_hf, tiny_config
 
 SMALL_BYTES = 8 << 10  # of so small a model
@@ -40,9 +40,8 @@ def test_a_step_stays_below_the_bound(
     monkeypatch.setattr(linear, "_PROGRAMS", 8)  # the interpreter takes longer per program
     monkeypatch.setattr(gpu_budget, "SMALL_TENSORS_BYTES", SMALL_BYTES)
     path = save_hf(make_model(tiny_config(family, **overrides)), tmp_path)
-    runner = Runner(
-        path, TritonOps("cpu", torch.float32), strategy="fused", sequences=SEQUENCES, tokens=TOKENS
-    )
+    ops = TritonOps("cpu", torch.float32)
+    runner = fused_runner(path, ops, sequences=SEQUENCES, tokens=TOKENS)
     sizes = decoder_sizes(runner.spec)
     prompts = [(i % SEQUENCES, 1 + i) for i in range(TOKENS)]
     steps = [

@@ -12,10 +12,8 @@ from gguf import GGMLQuantizationType as Q
 from freetoken.kernels.triton import linear
 from freetoken.kernels.triton.ops import TritonOps
 from freetoken.models import Phase
-from freetoken.moe.device_bank import device_bank
-from freetoken.moe.runtime import GpuExperts
 from support.decoding import Runner, relative_error
-from support.moe_fakes import DeviceMemory
+from support.on_device import fused_runner
 from support.operator_cases import bfloat16_error
 from support.ops_under_test import make_ops
 from support.tiny_gguf import write_gguf
@@ -37,16 +35,6 @@ SMALL = {"vocab_size": 29, "num_experts_per_tok": 2}
 def fewer_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes longer per program than per row."""
     monkeypatch.setattr(linear, "_PROGRAMS", 8)
-
-
-def on_device(path: Path, ops: TritonOps) -> Runner:
-    """All experts in slots of the device."""
-    gpu = GpuExperts(
-        ops.device,
-        bind=lambda layout, records: ops.experts(device_bank(layout, records)),
-        cpu_executor=lambda _: pytest.fail("nothing is computed on the CPU"),
-    )
-    return Runner(path, ops, strategy="fused", memory=DeviceMemory(), gpu=gpu)
 
 
 def runs(runner: Runner, following: tuple[int, int, int] | None = None) -> torch.Tensor:
@@ -75,7 +63,7 @@ def test_float32_decoders(
 ) -> None:
     model = make_model(tiny_config(family, **SMALL, **overrides), seed=3)
     path = save_hf(model, tmp_path)
-    ours = runs(on_device(path, TritonOps(device, torch.float32)))
+    ours = runs(fused_runner(path, TritonOps(device, torch.float32)))
     theirs = runs(Runner(path, make_ops("cpu-exact"), strategy="fused"))
     assert relative_error(ours, theirs) < TOLERANCE
     assert torch.equal(ours.argmax(dim=1), theirs.argmax(dim=1))
@@ -93,7 +81,7 @@ def test_a_quantised_decoder_with_a_bfloat16_cache(device: str, tmp_path: Path) 
         expert_type=Q.Q4_0,
         types={"self_attn": Q.Q8_0, "lm_head": Q.Q4_0},
     )
-    ours = runs(on_device(tiny.path, TritonOps(device)), (5, 6, 7))
+    ours = runs(fused_runner(tiny.path, TritonOps(device)), (5, 6, 7))
     theirs = runs(Runner(tiny.path, make_ops("cpu-exact"), strategy="fused"), (5, 6, 7))
     error = relative_error(ours, theirs)
     assert TOLERANCE < error < 16 * 2 * bfloat16_error(device), "rounded to bfloat16, and no more"
