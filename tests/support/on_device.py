@@ -1,4 +1,4 @@
-"""Decoders whose experts are all in slots of the device, or of the interpreter's stand-in for it."""
+"""Decoders whose experts are all in slots of the device, or of its stand-in, the interpreter."""
 
 from __future__ import annotations
 
