@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
@@ -133,6 +134,10 @@ class DryDevice:
 class _DryPlatform(GpuPlatform):
     def __init__(self, threads: int | None, cpu_activations: str) -> None:
         super().__init__(torch.device("cpu"), threads, cpu_activations, streams=_HostStreams())
+
+    @property
+    def handshake_choice(self) -> Any:
+        return SimpleNamespace(capturable=True)
 
     def handshake(self) -> Any:
         return _DirectHandshake(self.cpu_ops)
