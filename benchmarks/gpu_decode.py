@@ -164,7 +164,7 @@ class Cell:
         self.outs.fill_(float("nan"))
         self._play(side)
         self._check()
-        return self.outs.cpu()
+        return self.outs.cpu().clone()  # of a CPU's tensor .cpu() is no copy
 
     def close(self) -> None:
         """Let go of the graphs, before anything that they captured."""

@@ -133,7 +133,13 @@ class DryDevice:
 
 class _DryPlatform(GpuPlatform):
     def __init__(self, threads: int | None, cpu_activations: str) -> None:
-        super().__init__(torch.device("cpu"), threads, cpu_activations, streams=_HostStreams())
+        super().__init__(
+            torch.device("cpu"),
+            threads,
+            cpu_activations,
+            streams=_HostStreams(),
+            graphs=_NoGraphs(),
+        )
 
     @property
     def handshake_choice(self) -> Any:
@@ -157,6 +163,19 @@ class _HostStreams:
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         target.copy_(source)
+
+
+class _NoGraphs:
+    """GraphDevice for an engine, whose steps then run eagerly."""
+
+    def pinned(self, size_bytes: int) -> Tensor:
+        return torch.zeros(size_bytes, dtype=torch.uint8)
+
+    def capture(self, work: Callable[[], Tensor]) -> Any:
+        raise RuntimeError("a dry run has no graphs")
+
+    def synchronize(self) -> None:
+        pass
 
 
 class _DirectHandshake:

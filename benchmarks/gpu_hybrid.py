@@ -144,6 +144,12 @@ class Run:
         experts = gpu_experts(self._platform)
         runtime = OffloadMoeRuntime.create(layers, config, memory, self._platform.cpu_ops, experts)
         with runtime:
+            plain = runtime.store.plain_layers
+            if plain:
+                raise RuntimeError(
+                    f"{len(plain)} of {self._layers} layers could not be pinned; expected all of "
+                    "them to be: see the limit on locked memory"
+                )
             strategies = Strategies(runtime, fused)
             for tokens in self._batches:
                 self.attempt(
