@@ -19,6 +19,7 @@ from freetoken.kernels.triton.products import dot
 _LOG2_E = 1.4426950408889634
 _EVERYTHING = 2**31 - 1  # a window that no position is beyond
 _TILE_BYTES = 1 << 14  # of keys, and of values: two stages of both fit any GPU's 64 KiB
+_QUERY_BYTES = 1 << 15  # of a prefill's tile, which may lie beside them
 _PREFILL_ROWS = 64
 _DECODE_PROGRAMS = 128  # for one token: about one per multiprocessor of a large GPU
 
@@ -377,8 +378,9 @@ def _prefill(
     tokens, heads, dim = q.shape
     _, page_tokens, kv_heads, _ = k_cache.shape
     group = heads // kv_heads
-    block_m = max(_PREFILL_ROWS, triton.next_power_of_2(group))
     block_n, block_d = _tile(k_cache)
+    rows = min(_PREFILL_ROWS, _QUERY_BYTES // (block_d * k_cache.element_size()))
+    block_m = max(rows, triton.next_power_of_2(group))
     out = torch.empty_like(q)
     prefill_kernel[(triton.cdiv(tokens, block_m // group), kv_heads)](
         q,
@@ -415,17 +417,20 @@ def _signature(cache: str, pointers: str, numbers: str) -> dict[str, str]:
     return types | {"sequence_ptr": "*i32", "positions_ptr": "*i32", "scale": "fp32"}
 
 
-_HEADS: dict[str, object] = {"GROUP": 8, "DIM": 128, "PAGE_TOKENS": 16, "BLOCK_D": 128}
+def _sizes(dim: int, **others: int) -> dict[str, object]:
+    return {"GROUP": 8, "DIM": dim, "PAGE_TOKENS": 16, "BLOCK_D": dim, **others}
+
+
 COMPILE_CASES = [
     *(
         CompileCase(
             f"attention_decode_{cache}",
             decode_kernel,
             _signature(cache, "q_ptr partials_ptr logs_ptr", "kv_heads pages window"),
-            _HEADS | {"SPLITS": 32, "BLOCK_M": 16, "BLOCK_N": block_n},
+            _sizes(dim, SPLITS=32, BLOCK_M=16, BLOCK_N=block_n),
             {"num_warps": 4, "num_stages": 2},
         )
-        for cache, block_n in (("bf16", 64), ("fp32", 32))
+        for cache, dim, block_n in (("bf16", 128, 64), ("fp32", 256, 16))
     ),
     CompileCase(
         "attention_combine",
@@ -441,9 +446,12 @@ COMPILE_CASES = [
             prefill_kernel,
             _signature(cache, "q_ptr sinks_ptr out_ptr", "tokens kv_heads pages window")
             | {"log2_e": "fp32"},
-            _HEADS | {"HAS_SINKS": sinks, "BLOCK_M": _PREFILL_ROWS, "BLOCK_N": block_n},
+            _sizes(dim, HAS_SINKS=sinks, BLOCK_M=block_m, BLOCK_N=block_n),
             {"num_warps": 4, "num_stages": 2},
         )
-        for cache, block_n, sinks in (("bf16", 64, True), ("fp32", 32, False))
+        for cache, dim, block_m, block_n, sinks in (
+            ("bf16", 128, 64, 64, True),
+            ("fp32", 256, 32, 16, False),
+        )
     ),
 ]
