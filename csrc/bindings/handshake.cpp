@@ -118,7 +118,8 @@ void bind_handshake(nb::module_& module) {
       .def_ro("name", &Finding::name)
       .def_ro("eager", &Finding::eager, "Whether it works on a stream.")
       .def_ro("graph", &Finding::graph, "Whether it works in a replayed graph.")
-      .def_ro("reason", &Finding::reason, "Why not both; empty: it does both.");
+      .def_ro("reason", &Finding::reason, "Why not both; empty: it does both.")
+      .def_ro("hung", &Finding::hung, "Nothing ended it: do no more with this device in this process.");
   nb::class_<Choice>(module, "HandshakeChoice", "The best mechanism of this machine, and what was found.")
       .def_ro("mechanism", &Choice::mechanism)
       .def_ro("capturable", &Choice::capturable)
@@ -139,7 +140,8 @@ void bind_handshake(nb::module_& module) {
              return handshake::choose(driver, probe_options(layers, rounds, seconds));
            },
            nb::arg("layers") = 60, nb::arg("rounds") = 4, nb::arg("time_limit_seconds") = 10.0, Unlocked(),
-           "The first mechanism that works in graphs, else the first that works. DriverError if none does.");
+           "The first mechanism that works in graphs, else the first that works. DriverError if none does, or one "
+           "hung the device.");
 
   nb::class_<GpuHandshake>(module, "GpuHandshake",
                            "Experts on the CPU between the operations of a GPU stream. For each slot submits and "

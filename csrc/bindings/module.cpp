@@ -11,6 +11,9 @@
 
 NB_MODULE(_native, module) {
   module.doc() = "The native core: worker pool, kernels and the CPU operators.";
+#ifdef NDEBUG
+  nanobind::set_leak_warnings(false);   // what a hung device may still touch is left behind on purpose
+#endif
   module.def("detected_isas", &ft::host_isas,
              "Instruction sets with kernels in this build that this host can run, best last.");
   module.def(

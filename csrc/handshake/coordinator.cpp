@@ -74,6 +74,7 @@ struct Coordinator::State {
 
   void serve();
   void answer(Slot& slot, int index);
+  bool claim(int index);
   void skip(Slot& slot);
   void rest(Clock::time_point last_work);
   void watch();
@@ -96,7 +97,7 @@ struct Coordinator::State {
   mutable std::mutex mutex;       // guards reason, and what the two conditions wait for
   std::condition_variable wake_coordinator, wake_watchdog;
   std::string reason;
-  std::mutex skip_mutex;          // who skips a slot, the coordinator or the watchdog in its place
+  std::mutex answering;           // held by who claims or skips a slot: the coordinator, or the watchdog in its place
   std::thread coordinator, watchdog;
 };
 
@@ -128,8 +129,7 @@ void Coordinator::State::serve() {
 }
 
 void Coordinator::State::answer(Slot& slot, int index) {
-  if (failed.load(std::memory_order_acquire)) return skip(slot);
-  running.store(index, std::memory_order_release);
+  if (!claim(index)) return skip(slot);
   progress.advance();
   try {
     slot.job.run(progress);
@@ -145,9 +145,18 @@ void Coordinator::State::answer(Slot& slot, int index) {
   slot.word->store(kDone, std::memory_order_release);
 }
 
+// False: after a failure no job is begun. The watchdog passes over a slot that is claimed, and none is claimed
+// while it answers one.
+bool Coordinator::State::claim(int index) {
+  const std::lock_guard lock(answering);
+  if (failed.load(std::memory_order_acquire)) return false;
+  running.store(index, std::memory_order_release);
+  return true;
+}
+
 // The word may be done already: the watchdog answers for a coordinator that is stuck.
 void Coordinator::State::skip(Slot& slot) {
-  const std::lock_guard lock(skip_mutex);
+  const std::lock_guard lock(answering);
   if (slot.word->load(std::memory_order_acquire) != kReady) return;
   if (slot.job.poison) slot.job.poison();
   fulfilled();   // before: who sees the stream go on, sees it counted

@@ -103,7 +103,10 @@ class CudaDriver final : public Driver {
   FlagBlock allocate_flags() override {
     void* host = allocate_pinned(kFlagStride * kFlagsPerBlock);
     DevicePointer device = 0;
-    check(host_device_pointer_(&device, host, 0), "cuMemHostGetDevicePointer");
+    if (const Result result = host_device_pointer_(&device, host, 0); result != 0) {
+      host_free_(host);
+      check(result, "cuMemHostGetDevicePointer");
+    }
     return {host, reinterpret_cast<void*>(device), kFlagsPerBlock, kFlagStride};
   }
   void free_flags(const FlagBlock& block) override { free_pinned(block.host); }
@@ -198,7 +201,12 @@ CudaDriver::CudaDriver(const std::string& path, int device) : library_(path, "li
   check(init_(0), "cuInit");
   check(device_get_(&device_, device), "cuDeviceGet");
   check(primary_retain_(&context_, device_), "cuDevicePrimaryCtxRetain");
-  make_current();
+  try {
+    make_current();
+  } catch (...) {   // whose destructor does not run
+    primary_release_(device_);
+    throw;
+  }
 }
 
 }  // namespace

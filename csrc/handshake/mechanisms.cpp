@@ -56,6 +56,9 @@ class StreamSynchronization final : public Handshake {
     flag.word->store(kReady, std::memory_order_release);
   }
   void await(const Flag& flag, Stream) override {
+    if (flag.word->load(std::memory_order_acquire) == kIdle) {
+      throw HandshakeError("found a wait for a slot that was never submitted, expected its submit first");
+    }
     await_done(*flag.word);
     check();
   }

@@ -7,6 +7,7 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -301,6 +302,7 @@ Finding probe(const std::shared_ptr<Driver>& driver, Mechanism mechanism, const 
     finding.graph = true;
   } catch (const Stuck& stuck) {
     finding.reason = stuck.reason;
+    finding.hung = true;
     keep_for_ever(std::shared_ptr<Rehearsal>(std::move(rehearsal)));
   } catch (const Refused& refused) {
     finding.reason = refused.reason;
@@ -309,6 +311,8 @@ Finding probe(const std::shared_ptr<Driver>& driver, Mechanism mechanism, const 
     finding.reason = late.empty() ? error.what() : late;
   } catch (const DriverError& error) {
     finding.reason = error.what();
+  } catch (const std::system_error& error) {
+    finding.reason = std::string("its threads could not be started: ") + error.what();
   }
   return finding;
 }
@@ -320,6 +324,10 @@ Choice choose(const std::shared_ptr<Driver>& driver, const ProbeOptions& options
   std::vector<Finding> findings;
   for (const Mechanism mechanism : candidates) {
     findings.push_back(probe(driver, mechanism, options));
+    if (const Finding& last = findings.back(); last.hung) {
+      throw DriverError("trying " + last.name + " hung the GPU (" + last.reason + "), so nothing more can be tried; " +
+                            "start again with --device cpu, or mend the GPU's driver", -1);
+    }
     if (findings.back().graph) return {mechanism, true, std::move(findings)};
   }
   std::string reasons;

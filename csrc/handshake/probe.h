@@ -24,10 +24,11 @@ struct Finding {
   std::string name;
   bool eager = false, graph = false;   // whether it works on a stream; in a replayed graph
   std::string reason;   // why not both; empty: it does both
+  bool hung = false;    // nothing ended it: whatever waits for this device from now on may wait for ever
 };
 
-// Never hangs: a wait that nothing ends is ended from the CPU, and the mechanism is refused. Throws nothing
-// but std::bad_alloc.
+// Never hangs: a wait that nothing ends is ended from the CPU, and the mechanism is refused; where even that does
+// not help, what it had is left behind. Throws nothing but std::bad_alloc.
 Finding probe(const std::shared_ptr<Driver>& driver, Mechanism mechanism, const ProbeOptions& options = {});
 
 struct Choice {
@@ -37,7 +38,7 @@ struct Choice {
 };
 
 // The first that works in graphs, else the first that works on streams. ROCm's host callbacks are not tried:
-// they have given wrong results on replay. Throws DriverError if nothing works.
+// they have given wrong results on replay. Throws DriverError if nothing works, or one hung the device.
 Choice choose(const std::shared_ptr<Driver>& driver, const ProbeOptions& options = {});
 
 }  // namespace ft::handshake

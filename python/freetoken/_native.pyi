@@ -252,6 +252,10 @@ class HandshakeFinding:
     def reason(self) -> str:
         """Why not both; empty: it does both."""
 
+    @property
+    def hung(self) -> bool:
+        """Nothing ended it: do no more with this device in this process."""
+
 class HandshakeChoice:
     """The best mechanism of this machine, and what was found."""
 
@@ -282,7 +286,7 @@ class GpuDriver:
 
     def choose(self, layers: int = 60, rounds: int = 4, time_limit_seconds: float = 10.0) -> HandshakeChoice:
         """
-        The first mechanism that works in graphs, else the first that works. DriverError if none does.
+        The first mechanism that works in graphs, else the first that works. DriverError if none does, or one hung the device.
         """
 
 class GpuHandshake:

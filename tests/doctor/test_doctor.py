@@ -22,6 +22,7 @@ from support.fake_gpu import (
     DEVICE_RESET,
     OPERATION_FAILS,
     UNSUPPORTED,
+    WAIT_NEVER_ENDS,
     FakeGpu,
 )
 
@@ -126,6 +127,14 @@ def test_a_callback_that_never_runs_is_waited_for_no_longer_than_asked(gpu: Fake
     gpu.set_faults(CALLBACK_NEVER_RUNS)
     callbacks = driver_of(look(gpu, time_limit_seconds=1.0)).mechanisms[1]
     assert not callbacks.eager and callbacks.reason
+
+
+def test_a_device_that_hangs_is_tried_no_further(gpu: FakeGpu) -> None:
+    gpu.set_faults(WAIT_NEVER_ENDS)
+    report = look(gpu, auto=lambda: "cuda:0", time_limit_seconds=0.2)
+    assert "hung the GPU" in driver_of(report).problem
+    assert driver_of(report).mechanisms == ()
+    assert "hung the GPU" in last_line(report)
 
 
 def test_stale_graphs_are_refused(gpu: FakeGpu) -> None:

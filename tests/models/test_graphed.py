@@ -232,6 +232,19 @@ def test_a_thousand_replays(paths: dict[str, Path], ops: CpuOps) -> None:
     assert min(stats.hits, stats.fetched, stats.cpu) > 500
 
 
+def test_all_graphs_leave_their_logits_in_one_place(paths: dict[str, Path], ops: CpuOps) -> None:
+    """A vocabulary for each row of the ladder would be gigabytes."""
+    pair = Pair(paths["llama"], ops, max_running=4)
+    pair.prefill(*range(4))
+    for size in (1, 2, 4):
+        for _ in range(3):
+            pair.decode(tuple(range(size)))
+    outputs = [graph.output.untyped_storage() for graph in pair.graphs._graphs]
+    assert len(outputs) == 3
+    assert len({output.data_ptr() for output in outputs}) == 1
+    assert outputs[0].nbytes() == 4 * pair.counted.spec.vocab * 4
+
+
 # Where there is no replay --------------------------------------------------------------------
 
 

@@ -306,6 +306,16 @@ TEST(what_cannot_be_captured_says_so) {
   }
 }
 
+TEST(a_wait_without_its_submit_does_not_hang_the_caller) {
+  Fake fake(Vendor::Cuda);
+  const auto handshake = made(fake, Mechanism::StreamSynchronization);
+  const int slot = handshake->add({.name = "layer", .run = [](Progress&) {}});
+  CHECK_THROWS(handshake->wait(slot, nullptr), HandshakeError, "expected its submit first");
+  handshake->submit(slot, nullptr);
+  handshake->wait(slot, nullptr);
+  CHECK(handshake->close());
+}
+
 TEST(the_coordinators_seat) {
   const std::vector<int> cores{0, 2, 4, 6}, logical{0, 1, 2, 3, 4, 5, 6, 7};
   const auto seat = [&](std::vector<int> workers, const std::vector<int>& allowed) {

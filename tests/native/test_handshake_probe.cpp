@@ -118,6 +118,21 @@ TEST(a_lost_write_is_given_up_in_time) {
   }
 }
 
+TEST(a_device_that_hangs_is_let_be) {
+  for (const Vendor vendor : {Vendor::Cuda, Vendor::Rocm}) {
+    Fake fake(vendor, fake::kWaitNeverEnds);
+    ProbeOptions impatient;
+    impatient.time_limit = 300ms;
+    const auto start = std::chrono::steady_clock::now();
+    const Finding finding = probe(fake.driver, Mechanism::MemoryOperations, impatient);
+    CHECK(finding.hung && !finding.eager && !finding.graph);
+    CHECK(contains(finding.reason, "even when every wait had been ended"));
+    // Had it gone on to the next mechanism, closing that would wait for the device for ever.
+    CHECK_THROWS(choose(fake.driver, impatient), DriverError, "start again with --device cpu");
+    CHECK(std::chrono::steady_clock::now() - start < 15s);
+  }
+}
+
 #ifndef __SANITIZE_THREAD__   // which finds the data race that this is
 TEST(waits_that_do_not_wait) {
   for (const Vendor vendor : {Vendor::Cuda, Vendor::Rocm}) {

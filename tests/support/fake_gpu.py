@@ -17,6 +17,7 @@ from torch import Tensor
 SOURCES = Path(__file__).parents[1] / "native" / "fake_driver"
 
 UNSUPPORTED, OPERATION_FAILS, CALLBACK_NEVER_RUNS, DEVICE_RESET = 1, 2, 128, 256
+WAIT_NEVER_ENDS = 2048
 
 
 def build_fake_driver(vendor: str, directory: Path) -> Path:

@@ -55,16 +55,18 @@ def examine(sources: Sources | None = None, *, read_gbps: float | None = None) -
     sources = sources or Sources()
     problems: list[str] = []
     gpus = tuple(sources.gpus())
-    drivers = tuple(
+    refusal = ""
+    try:
+        device = sources.auto_device()
+    except (FreeTokenError, _native.DriverError) as error:
+        refusal, device = f"--device auto fails: {error}", "none"
+    drivers = tuple(  # last: trying a mechanism may hang the device
         open_driver(vendor, library, sources.time_limit_seconds)
         for vendor, library in sources.libraries.items()
     )
     problems += _driver_problems(gpus, drivers)
-    try:
-        device = sources.auto_device()
-    except (FreeTokenError, _native.DriverError) as error:
-        problems.append(f"--device auto fails: {error}")
-        device = "none"
+    if refusal:
+        problems.append(refusal)
     return Report(
         software=_software(),
         cpu=_cpu(sources.root, read_gbps),

@@ -69,11 +69,15 @@ def open_driver(
         return DriverReport(vendor, name, found=True, problem=str(error))
     findings = {finding.mechanism: finding for finding in choice.findings}
     for mechanism in _native.Mechanism:  # those that were not needed are of interest all the same
-        if mechanism not in findings:
-            findings[mechanism] = driver.probe(mechanism, time_limit_seconds=time_limit_seconds)
+        if mechanism in findings:
+            continue
+        if any(finding.hung for finding in findings.values()):
+            break
+        findings[mechanism] = driver.probe(mechanism, time_limit_seconds=time_limit_seconds)
     mechanisms = tuple(
         _mechanism(findings[mechanism], used=mechanism == choice.mechanism)
         for mechanism in _native.Mechanism
+        if mechanism in findings
     )
     return DriverReport(vendor, name, True, "", choice.capturable, mechanisms)
 

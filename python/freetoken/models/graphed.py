@@ -88,6 +88,7 @@ class GraphedDecoder:
         self._ladder = ladder(max_running)
         self._steps: dict[int, _Step] = {}  # by rung
         self._kv: KVCache | None = None  # that the steps are for
+        self._logits: Tensor | None = None  # of whichever graph was replayed last
         # A step that failed may leave something for the next one to tidy up, which a graph would
         # then do at every replay.
         self._is_tidy = True
@@ -164,8 +165,9 @@ class GraphedDecoder:
 
     def _capture(self, step: _Step, kv: KVCache, graphs: GraphDevice) -> None:
         before = self._guard.handshakes
+        logits = self._shared_logits()[: step.rung]
         try:
-            step.graph = graphs.capture(lambda: self._eagerly(step, kv))
+            step.graph = graphs.capture(lambda: logits.copy_(self._eagerly(step, kv)))
         except Exception as error:  # whatever it was: the step can be computed without
             step.is_refused = True
             _log.warning(
@@ -176,6 +178,15 @@ class GraphedDecoder:
                 error,
             )
         step.handshakes = self._guard.handshakes - before
+
+    def _shared_logits(self) -> Tensor:
+        """Where every graph leaves its result: one of its own for each would be a vocabulary for
+        each row of the whole ladder."""
+        if self._logits is None:
+            shape = (self._ladder[-1], self._decoder.spec.vocab)
+            with torch.inference_mode(False):  # it is written to in either mode
+                self._logits = torch.empty(shape, device=self._ops.device)
+        return self._logits
 
 
 @dataclass

@@ -90,7 +90,8 @@ void Stream::run(const Work& work) {
       if (!is(kWriteLost) || ++writes % 50 != 0) store(node.to, node.value);
       break;
     case Node::Kind::Wait:
-      while (!is(kWaitPasses) && static_cast<std::int64_t>(load(node.to) - node.value) < 0 && !abandoned()) {
+      while (!abandoned() && !is(kWaitPasses) &&
+             (is(kWaitNeverEnds) || static_cast<std::int64_t>(load(node.to) - node.value) < 0)) {
         std::this_thread::sleep_for(std::chrono::microseconds(5));
       }
       break;

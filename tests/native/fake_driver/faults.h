@@ -16,6 +16,7 @@ enum Fault : int {
   kDeviceReset = 256,          // every call fails, and what was under way is dropped
   kWaitPasses = 512,           // a wait for a value waits for nothing
   kCallbackFails = 1024,       // a callback cannot be put on a stream
+  kWaitNeverEnds = 2048,       // a wait for a value goes on when it is there
 };
 
 }  // namespace fake
