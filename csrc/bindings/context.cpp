@@ -430,10 +430,12 @@ ExpertWork Context::expert_work(nb::handle_t<Bank> bank, Array x, Array weights,
   const ExpertCall call(nb::cast<const Bank&>(bank), x, weights, ids, out);
   const std::span result(call.out.data(), static_cast<std::size_t>(call.out.size()));
   auto run = [pool = pool(), kernels = kernels_, args = call.args(), ids = indices(call.ids),
-              experts = call.bank.experts(), result] {
+              experts = call.bank.experts(), result](std::atomic<std::uint64_t>& progress) {
     ids.check(-1, experts);
     if (!has_routes(args)) return std::ranges::fill(result, 0.0), void();   // no worker is woken
-    const auto task = make_expert_task(*kernels, args, pool->teams());
+    ExpertArgs watched = args;
+    watched.progress = &progress;
+    const auto task = make_expert_task(*kernels, watched, pool->teams());
     pool->run(*task);
   };
   return {std::move(run), result, call.uses(bank)};

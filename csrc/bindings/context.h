@@ -1,6 +1,7 @@
 // A worker pool and a set of kernels, and the operators run with them.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
@@ -49,7 +50,7 @@ struct Recording {
 // Expert work on fixed arrays, to be run again and again on what they hold, from any thread and without
 // the GIL. `uses` keeps the memory behind it alive.
 struct ExpertWork {
-  std::function<void()> run;
+  std::function<void(std::atomic<std::uint64_t>& progress)> run;
   std::span<double> out;
   std::vector<nb::object> uses;
 };

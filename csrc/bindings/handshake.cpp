@@ -86,7 +86,7 @@ int GpuHandshake::add_experts(nb::handle_t<Bank> bank, Array x, Array weights, A
   ExpertWork work = nb::cast<const Context&>(context_).expert_work(bank, x, weights, ids, out);
   const auto poison = [out = work.out] { std::ranges::fill(out, std::numeric_limits<double>::quiet_NaN()); };
   const int slot = handshake_->add({.name = name,
-                                    .run = [run = std::move(work.run)](handshake::Progress&) { run(); },
+                                    .run = [run = std::move(work.run)](handshake::Progress& progress) { run(progress.counter()); },
                                     .poison = poison});
   std::ranges::move(work.uses, std::back_inserter(uses_));
   return slot;

@@ -17,6 +17,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "core/relax.h"
 #include "core/topology.h"
 
 namespace ft {
@@ -32,14 +33,6 @@ constexpr std::chrono::microseconds kShortSpin{15};
 constexpr std::chrono::microseconds kNoSpin{0};
 constexpr int kLooksPerClock = 32;   // 20 to 45 ns each, as long as a look at the clock
 
-inline void pause() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb");
-#endif
-}
-
 // Returns once `word` is no longer `old`.
 void await_change(const std::atomic<std::uint32_t>& word, std::uint32_t old,
                   std::chrono::microseconds spin) {
@@ -48,7 +41,7 @@ void await_change(const std::atomic<std::uint32_t>& word, std::uint32_t old,
     const auto end = std::chrono::steady_clock::now() + spin;
     do {
       for (int i = 0; i < kLooksPerClock; ++i) {
-        pause();
+        relax();
         if (word.load(std::memory_order_acquire) != old) return;
       }
     } while (std::chrono::steady_clock::now() < end);

@@ -11,6 +11,8 @@
 #include <sched.h>
 #include <signal.h>
 
+#include "core/relax.h"
+
 namespace ft::handshake {
 namespace {
 
@@ -22,14 +24,6 @@ constexpr std::chrono::microseconds kSpin{2'000}, kYield{20'000}, kShortNaps{1'0
 constexpr std::chrono::microseconds kShortNap{50}, kLongNap{500};   // what a handshake may come late
 constexpr std::chrono::milliseconds kReleasing{1};
 constexpr int kLooksPerClock = 32;
-
-inline void relax() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb");
-#endif
-}
 
 struct Slot {
   Word* word;

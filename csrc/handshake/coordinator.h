@@ -24,6 +24,7 @@ class Progress {
  public:
   void advance() { count_.fetch_add(1, std::memory_order_relaxed); }
   std::uint64_t count() const { return count_.load(std::memory_order_relaxed); }
+  std::atomic<std::uint64_t>& counter() { return count_; }
 
  private:
   std::atomic<std::uint64_t> count_{0};

@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 #include <link.h>
 
-#include <cstring>
 #include <filesystem>
 
 #include "handshake/library.h"

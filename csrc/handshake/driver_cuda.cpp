@@ -1,6 +1,4 @@
 // CUDA's driver library. Types and numbers are those of its public documentation.
-#include <cstring>
-
 #include "handshake/library.h"
 
 namespace ft::handshake {

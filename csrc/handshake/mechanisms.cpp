@@ -1,24 +1,28 @@
 // The three mechanisms.
 #include <thread>
 
+#include "core/relax.h"
 #include "handshake/handshake.h"
 
 namespace ft::handshake {
 namespace {
 
-constexpr int kSpins = 20'000;   // some hundred microseconds; then in turns with others
+constexpr int kSpins = 10'000;   // half a millisecond at most: longer than a layer's experts take as a rule
 
 void await_done(const Word& word) {   // the watchdog sees to it that this ends
   for (int i = 0; word.load(std::memory_order_acquire) != kDone; ++i) {
-    if (i < kSpins) continue;
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    if (i < kSpins) {
+      relax();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
   }
 }
 
 class MemoryOperations final : public Handshake {
  public:
   using Handshake::Handshake;
-  std::string name() const override { return driver_->memory_operations_name(); }
+  std::string name() const override { return mechanism_name(Mechanism::MemoryOperations, *driver_); }
 
  protected:
   Flag make_flag(Storage& storage) override { return storage.flags.add(); }
@@ -31,7 +35,7 @@ class MemoryOperations final : public Handshake {
 class HostCallbacks final : public Handshake {
  public:
   using Handshake::Handshake;
-  std::string name() const override { return "host callbacks"; }
+  std::string name() const override { return mechanism_name(Mechanism::HostCallbacks, *driver_); }
 
  protected:
   Flag make_flag(Storage& storage) override { return {&storage.words.emplace_back(kIdle), nullptr}; }
@@ -47,7 +51,7 @@ class HostCallbacks final : public Handshake {
 class StreamSynchronization final : public Handshake {
  public:
   using Handshake::Handshake;
-  std::string name() const override { return "stream synchronisation"; }
+  std::string name() const override { return mechanism_name(Mechanism::StreamSynchronization, *driver_); }
 
  protected:
   Flag make_flag(Storage& storage) override { return {&storage.words.emplace_back(kIdle), nullptr}; }

@@ -3,10 +3,7 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
-#include <cstring>
-#include <deque>
 #include <mutex>
-#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>

@@ -134,6 +134,7 @@ class ExpertTask final : public Task {
       const std::int64_t next = slice.next_gate_up.take();
       gate_up_tile(group(i), row(i),
                    next < tiles ? codes_at(args_.bank->gate, group(next).expert, row(next)) : after);
+      if (i % row_tiles == 0) advance();
       i = next;
     }
   }
@@ -169,6 +170,10 @@ class ExpertTask final : public Task {
     }
   }
 
+  void advance() const {
+    if (args_.progress != nullptr) args_.progress->fetch_add(1, std::memory_order_relaxed);
+  }
+
   void store_inner(std::int64_t route, std::int64_t row, std::int64_t n, const float* values) {
     if (down_.prepare != nullptr) {
       inner_x_.prepare(route, row, n, values);
@@ -184,6 +189,7 @@ class ExpertTask final : public Task {
       const std::int64_t next = slice.next_down.take();
       const std::int64_t row = rows.begin + i * down_rows_;
       down_tile(row, std::min(row + down_rows_, rows.end), first_down_codes(rows, next), scratch);
+      advance();
       i = next;
     }
   }

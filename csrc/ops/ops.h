@@ -3,6 +3,7 @@
 // depend, not by a bit, on the other tokens of the batch or on the number of threads.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -66,6 +67,7 @@ struct ExpertArgs {
   const float* weights;       // [T, K]; 0: skip
   double* y;                  // [T, H], overwritten: sums of terms rounded to float32
   std::int64_t tokens, top_k;
+  std::atomic<std::uint64_t>* progress = nullptr;   // moves at least once for each expert
 };
 // A Task for ThreadPool::run or ::submit. Everything that depends on the values of ids, weights and
 // x is read when it runs; construction allocates nothing that grows with T more than once. `teams`: of the

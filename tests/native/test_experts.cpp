@@ -353,6 +353,21 @@ TEST(a_submitted_task_gives_the_same_bits) {
   }
 }
 
+TEST(progress_moves_with_every_expert) {   // a watchdog looks at it
+  ft::ThreadPool pool(std::vector<int>{0, 0});
+  const Shape shape{9, 128, 96};
+  const KernelSet& kernels = ft::select_kernels(nullptr);
+  const Layer layer = make_layer(Format::Q4_0, Format::Q4_0, Format::Q8_0, shape, false, 650);
+  const Batch batch = make_batch(shape, 1, 7, 1);
+  std::vector<double> y(batch.x.size());
+  std::atomic<std::uint64_t> progress{0};
+  const ft::ExpertArgs args{&layer.bank, batch.x.data(), batch.ids.data(), batch.weights.data(), y.data(),
+                            batch.tokens, batch.top_k, &progress};
+  pool.run(*ft::make_expert_task(kernels, args, pool.teams()));
+  CHECK(progress.load() > 7);   // gate and up of each, then the tiles of down
+  CHECK(y == run(pool, kernels, layer, batch));
+}
+
 TEST(an_expert_that_does_not_exist_is_named) {
   ft::ThreadPool pool(std::vector<int>{0, 0});
   const Shape shape{3, 32, 32};
