@@ -54,6 +54,7 @@ def agreement(reference: torch.Tensor, other: torch.Tensor) -> dict[str, Any]:
         "tokens": len(reference),
         "top1_agreement": float((other.argmax(-1) == reference.argmax(-1)).double().mean()),
         "kl_mean": float(divergence.mean()),
+        "kl_standard_error": float(divergence.std() / len(divergence) ** 0.5),
         "kl_max": float(divergence.max()),
         "logit_rms": float((other - reference).square().mean().sqrt()),
         "logit_std": float(reference.std()),
@@ -76,14 +77,22 @@ def compare(model: Path, llama_pythons: list[Path], folder: Path) -> dict[str, A
 
 def table(results: dict[str, Any]) -> str:
     """By format, what `compare` found."""
-    header = ("experts", "sides", "tokens", "same top-1", "mean KL", "largest KL", "RMS difference")
+    header = (
+        "experts",
+        "sides",
+        "tokens",
+        "same top-1",
+        "mean KL (standard error)",
+        "largest KL",
+        "RMS difference",
+    )
     rows = [
         (
             fmt,
             sides,
             r["tokens"],
             f"{100 * r['top1_agreement']:.1f}%",
-            f"{r['kl_mean']:.2e}",
+            f"{r['kl_mean']:.2e} ({r['kl_standard_error']:.1e})",
             f"{r['kl_max']:.2e}",
             f"{r['logit_rms']:.4f} of {r['logit_std']:.2f}",
         )
