@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from freetoken.errors import CapacityError, ConfigError
+from freetoken.errors import CapacityError, ConfigError, shown
 from freetoken.gpu_budget import DecoderSizes, GpuNeeds, decode_bytes, divide, prefill_bytes
 
 StrategyName = Literal["fused", "offload", "cpu", "hybrid"]
@@ -49,6 +49,7 @@ _SMALLER: dict[StrategyName | None, tuple[StrategyName, ...]] = {
 }
 _MIB, _GIB = 2**20, 2**30
 _MOST_THREADS = 1024
+_MOST = 2**31 - 1  # slots, experts or tokens: the kernels count them in 32 bits
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,12 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _require_choice("strategy", self.strategy, get_args(StrategyChoice))
         _require_choice("device", self.device, get_args(DeviceName))
-        _require_at_least("cache_slots", self.cache_slots, 1)
-        _require_at_least("max_fetch", self.max_fetch, 0)
-        _require_at_least("threads", self.threads, 1)
-        if self.threads is not None and self.threads > _MOST_THREADS:
-            raise ConfigError(f"threads is {self.threads}; it must be at most {_MOST_THREADS}")
+        _require_integer("cache_slots", self.cache_slots, 1, _MOST)
+        _require_integer("max_fetch", self.max_fetch, 0, _MOST)
+        _require_integer("threads", self.threads, 1, _MOST_THREADS)
         _require_choice("cpu_activations", self.cpu_activations, get_args(CpuActivations))
         _require_fraction("gpu_memory_fraction", self.gpu_memory_fraction)
-        _require_at_least("kv_tokens", self.kv_tokens, PAGE_TOKENS)
+        _require_integer("kv_tokens", self.kv_tokens, PAGE_TOKENS, _MOST)
 
 
 @dataclass(frozen=True)
@@ -439,17 +438,20 @@ def size(size_bytes: int) -> str:
 
 
 def _require_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(allowed)}")
+    if not isinstance(value, str) or value not in allowed:
+        raise ConfigError(f"{name} is {shown(value)}; choose one of {', '.join(allowed)}")
 
 
 def _require_fraction(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
-        raise ConfigError(f"{name} is {value!r}; it must be above 0 and at most 1")
+        raise ConfigError(f"{name} is {shown(value)}; it must be above 0 and at most 1")
 
 
-def _require_at_least(name: str, value: int | None, least: int) -> None:
+def _require_integer(name: str, value: int | None, least: int, most: int) -> None:
+    """From `least` to `most`: what is absurd is refused before anything is computed with it."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name} is {value!r}; it must be an integer of at least {least}")
+        raise ConfigError(f"{name} is {shown(value)}; it must be an integer of at least {least}")
+    if value > most:
+        raise ConfigError(f"{name} is {shown(value)}; it must be at most {most}")
