@@ -92,7 +92,8 @@ def _index(token: SupportsIndex) -> int:
         return token.__index__()
     except Exception as error:  # of a class of the caller, of a tensor without data
         raise RequestError(
-            f"a token id of a prompt cannot be read: {error}; found {shown(token)}, expected a whole number"
+            f"a token id of a prompt cannot be read: {error}; found {shown(token)}, expected a "
+            "whole number"
         ) from error
 
 
