@@ -232,7 +232,7 @@ def test_copied_weights_that_leave_no_memory_are_refused(strategy: str, taken: s
         ({"threads": 0}, "threads .* at least 1"),
         ({"threads": 10**12}, "threads .* at most 1024"),
         ({"threads": "2"}, "threads"),
-        ({"gpu_memory_fraction": 0.0}, r"gpu_memory_fraction is 0\.0; .* above 0 and at most 1"),
+        ({"gpu_memory_fraction": 0.0}, r"gpu_memory_fraction is 0\.0 .*; .* above 0 and at most 1"),
         ({"gpu_memory_fraction": 1.01}, "gpu_memory_fraction"),
         ({"gpu_memory_fraction": float("nan")}, "gpu_memory_fraction is nan"),
         ({"gpu_memory_fraction": True}, "gpu_memory_fraction"),

@@ -7,9 +7,8 @@ Importing the package costs nothing: torch is loaded when `LLM` is first used.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
+# Not from typing, which takes a while to import: Ctrl-C meanwhile would show a traceback.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from freetoken.engine.output import Completion as Completion
     from freetoken.llm import LLM as LLM
@@ -31,6 +30,8 @@ def __getattr__(name: str) -> object:
         return __version__
     if name not in _HOMES:
         raise AttributeError(f"module 'freetoken' has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(_HOMES[name]), name)
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from freetoken.errors import CapacityError, ConfigError
+from freetoken.errors import CapacityError, ConfigError, shown
 from freetoken.gpu_budget import DecoderSizes, GpuNeeds, decode_bytes, divide, prefill_bytes
 
 StrategyName = Literal["fused", "offload", "cpu", "hybrid"]
@@ -49,6 +50,7 @@ _SMALLER: dict[StrategyName | None, tuple[StrategyName, ...]] = {
 }
 _MIB, _GIB = 2**20, 2**30
 _MOST_THREADS = 1024
+_MOST = 2**31 - 1  # slots, experts or tokens: the kernels count them in 32 bits
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,12 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _require_choice("strategy", self.strategy, get_args(StrategyChoice))
         _require_choice("device", self.device, get_args(DeviceName))
-        _require_at_least("cache_slots", self.cache_slots, 1)
-        _require_at_least("max_fetch", self.max_fetch, 0)
-        _require_at_least("threads", self.threads, 1)
-        if self.threads is not None and self.threads > _MOST_THREADS:
-            raise ConfigError(f"threads is {self.threads}; it must be at most {_MOST_THREADS}")
+        _require_integer("cache_slots", self.cache_slots, 1, _MOST)
+        _require_integer("max_fetch", self.max_fetch, 0, _MOST)
+        _require_integer("threads", self.threads, 1, _MOST_THREADS)
         _require_choice("cpu_activations", self.cpu_activations, get_args(CpuActivations))
         _require_fraction("gpu_memory_fraction", self.gpu_memory_fraction)
-        _require_at_least("kv_tokens", self.kv_tokens, PAGE_TOKENS)
+        _require_integer("kv_tokens", self.kv_tokens, PAGE_TOKENS, _MOST)
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,41 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
             "set it to 0 or 1, or unset it"
         )
     if home:
-        return Environment(Path(home).expanduser(), overlap == "1")
+        return Environment(_home(home), overlap == "1")
     cache = Path(env.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return Environment(cache / "freetoken", overlap == "1")
+
+
+def _home(value: str) -> Path:
+    """Absolute, so that it is the same folder wherever a command is started."""
+    try:
+        path = Path(value).expanduser()
+    except RuntimeError as error:
+        raise _wrong_home(value, str(error)) from error
+    if not path.is_absolute():
+        raise _wrong_home(value, f"a relative path; did you mean {path.absolute()}?")
+    return path
+
+
+def models_folder() -> Path:
+    """Where FreeToken keeps models; it may not exist yet. ConfigError if it cannot."""
+    home = read_environment().home
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISDIR(os.stat(home).st_mode):
+                raise _wrong_home(str(home), "a file")
+    except OSError as error:
+        raise _wrong_home(str(home), error.strerror or str(error)) from error
+    return home / "models"
+
+
+def _wrong_home(value: str, found: str) -> ConfigError:
+    return ConfigError(
+        f"models cannot be kept in FREETOKEN_HOME, {value[:200]!r}\n"
+        f"  found:    {found}\n"
+        "  expected: the absolute path of a folder, or one that can be made\n"
+        "  what to do: set FREETOKEN_HOME to another folder, or unset it"
+    )
 
 
 def resolve(
@@ -439,17 +471,20 @@ def size(size_bytes: int) -> str:
 
 
 def _require_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(allowed)}")
+    if not isinstance(value, str) or value not in allowed:
+        raise ConfigError(f"{name} is {shown(value)}; choose one of {', '.join(allowed)}")
 
 
 def _require_fraction(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
-        raise ConfigError(f"{name} is {value!r}; it must be above 0 and at most 1")
+        raise ConfigError(f"{name} is {shown(value)}; it must be above 0 and at most 1")
 
 
-def _require_at_least(name: str, value: int | None, least: int) -> None:
+def _require_integer(name: str, value: int | None, least: int, most: int) -> None:
+    """From `least` to `most`: what is absurd is refused before anything is computed with it."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name} is {value!r}; it must be an integer of at least {least}")
+        raise ConfigError(f"{name} is {shown(value)}; it must be an integer of at least {least}")
+    if value > most:
+        raise ConfigError(f"{name} is {shown(value)}; it must be at most {most}")

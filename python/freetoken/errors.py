@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+import reprlib
 from pathlib import Path
+
+_SHOWN_CHARS = 100
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = _repr.maxlong = _SHOWN_CHARS
+_repr.maxlevel = 3
+
+
+def shown(value: object) -> str:
+    """A value that was not expected, with its type, for a message: `[1, 'a'] (list)`. Short
+    whatever the value is, and never an error of its own."""
+    name = type(value).__name__
+    try:
+        text = _repr.repr(value)[: 2 * _SHOWN_CHARS]
+    except Exception:  # of a strange __repr__, or of an integer too long to be printed
+        return f"a value of type {name} that cannot be shown"
+    return f"{text} ({name})"
 
 
 class FreeTokenError(Exception):

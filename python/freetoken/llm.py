@@ -7,9 +7,8 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, SupportsIndex, TypeGuard, cast
+from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from freetoken.config import GPU_MEMORY_FRACTION, EngineConfig
@@ -17,13 +16,19 @@ from freetoken.engine.engine import Engine, Generation
 from freetoken.engine.interrupts import deferred_interrupts
 from freetoken.engine.loading import LoadedModel, load_model
 from freetoken.engine.output import Completion
-from freetoken.errors import FreeTokenError, RequestError
+from freetoken.engine.prompts import (
+    Prompt,
+    as_batch,
+    as_ids,
+    one_params,
+    params_per_prompt,
+)
+from freetoken.errors import FreeTokenError
 from freetoken.models.batch import Phase
 from freetoken.scheduler import SamplingParams
 from freetoken.telemetry import ExpertCounts, Stats, StepTimer
-from freetoken.tokenizer import Tokenizer
+from freetoken.tokenizer import Tokenizer, check_messages
 
-Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -90,8 +95,8 @@ class LLM:
         Ctrl-C and errors drop the requests; the model stays usable.
         """
         engine = self._model.engine
-        batch = _as_batch(prompts)
-        each = _params_per_prompt(params, len(batch))
+        batch = as_batch(prompts)
+        each = params_per_prompt(params, len(batch))
         ids = [self._encode(prompt) for prompt in batch]
         for tokens, one in zip(ids, each, strict=True):
             engine.check_prompt(tokens, new_tokens=0 if one.max_tokens == 0 else 1)
@@ -114,7 +119,7 @@ class LLM:
         then run together. Raises RequestError at once for a prompt that cannot be served.
         """
         engine = self._model.engine
-        chosen = SamplingParams() if params is None else params
+        chosen = one_params(params)
         tokens = self._encode(prompt)
         engine.check_prompt(tokens, new_tokens=0 if chosen.max_tokens == 0 else 1)
         return self._stream(tokens, chosen)
@@ -122,22 +127,24 @@ class LLM:
     def chat(self, messages: Messages, params: SamplingParams | None = None) -> Completion:
         """The model's answer to a conversation: dicts with "role" and "content".
 
-        Raises RequestError if the model has no chat template, or its template refuses.
+        Raises RequestError if the model has no chat template, or its template refuses; and for
+        what is no conversation.
         """
         return self.generate([self.chat_tokens(messages)], params)[0]
 
     def chat_tokens(self, messages: Messages) -> list[int]:
         """A conversation as the model's chat template puts it, in token ids: for `stream`."""
+        check_messages(messages)
         text = self.tokenizer.apply_chat([dict(message) for message in messages])
         return self.tokenizer.encode(text, add_special=False)
 
     def logits(self, token_ids: Iterable[int]) -> Tensor:
         """Logits after every token, float32 [T, vocab], computed in one prefill."""
-        return self._model.engine.score(_as_ids(token_ids), Phase.PREFILL)
+        return self._model.engine.score(as_ids(token_ids), Phase.PREFILL)
 
     def decode_logits(self, token_ids: Iterable[int]) -> Tensor:
         """The same, one token at a time through the decode path."""
-        return self._model.engine.score(_as_ids(token_ids), Phase.DECODE)
+        return self._model.engine.score(as_ids(token_ids), Phase.DECODE)
 
     def stats(self) -> Stats:
         """Times and counts since loading or the last `reset_stats`, and the configuration; of a
@@ -183,7 +190,7 @@ class LLM:
         return self._loaded
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else _as_ids(prompt)
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else as_ids(prompt)
 
     def _stream(self, tokens: list[int], params: SamplingParams) -> Iterator[str]:
         """Holds neither the engine nor weights while it waits, so that `close` frees them."""
@@ -214,58 +221,3 @@ def _cancel(engine: Engine, generations: Sequence[Generation]) -> None:
     with deferred_interrupts():
         for generation in generations:
             engine.cancel(generation)
-
-
-def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """The first element decides: a whole number begins one prompt, all else a list of prompts."""
-    if isinstance(prompts, str):
-        return [prompts]
-    items = list(_iterate(prompts))
-    if items and _is_token(items[0]):
-        return [cast("list[int]", items)]
-    return cast("list[Prompt]", items)
-
-
-def _is_token(item: object) -> TypeGuard[SupportsIndex]:
-    """A whole number, Python's, NumPy's or torch's. An array or tensor of one element has an
-    `__index__` too, but it is a prompt of one token."""
-    if isinstance(item, Tensor):
-        return item.ndim == 0 and not item.is_floating_point()
-    if isinstance(item, np.ndarray):
-        return item.ndim == 0 and np.issubdtype(item.dtype, np.integer)
-    return isinstance(item, SupportsIndex)
-
-
-def _as_ids(token_ids: Iterable[int]) -> list[int]:
-    """Ids from any iterable of whole numbers, NumPy's and torch's among them."""
-    ids = []
-    for token in _iterate(token_ids):
-        if not _is_token(token):
-            raise _not_a_prompt(token)
-        ids.append(token.__index__())
-    return ids
-
-
-def _iterate(found: Iterable[object]) -> Iterator[object]:
-    try:
-        return iter(found)
-    except TypeError as error:  # of a number, and of tensors without a dimension
-        raise _not_a_prompt(found) from error
-
-
-def _not_a_prompt(found: object) -> RequestError:
-    return RequestError(
-        f"a prompt is a text or a list of token ids (whole numbers); found {found!r}"
-    )
-
-
-def _params_per_prompt(
-    params: SamplingParams | Sequence[SamplingParams] | None, prompts: int
-) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * prompts
-    if len(params) != prompts:
-        raise RequestError(
-            f"{len(params)} SamplingParams for {prompts} prompts; give one, or one per prompt"
-        )
-    return list(params)

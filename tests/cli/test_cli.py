@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from freetoken.cli import progress
+from freetoken import SamplingParams
+from freetoken.cli import progress, run
 from freetoken.cli.app import app
+from freetoken.demo import demo_model_path
 from support.tiny_gguf import write_gguf
 from support.tiny_models import make_model, save_hf, tiny_config
 
@@ -238,3 +240,134 @@ def test_demo_with_json_is_one_object(ft: Ft, model: Path, monkeypatch: pytest.M
     monkeypatch.setattr(progress, "demo_model_path", lambda: model)
     run = ft("demo", "--no-chat", "--max-tokens", 3, "--ignore-eos", "--json")
     assert json.loads(run.stdout)["completion_tokens"] == 3
+
+
+def test_every_name_and_path_that_is_listed_can_be_used(
+    ft: Ft, model: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "home" / "models"
+    own.mkdir(parents=True)
+    (own / "mine.gguf").symlink_to(model)
+    (own / "parted-00001-of-00002.gguf").write_bytes(b"GGUF")
+    (own / "parted-00002-of-00002.gguf").write_bytes(b"GGUF")
+    for name in ("full", "quantised", "tokenizer-only"):
+        folder = tmp_path / "hub" / f"models--owner--{name}" / "snapshots" / ("0" * 40)
+        folder.mkdir(parents=True)
+        refs = folder.parents[1] / "refs"
+        refs.mkdir()
+        (refs / "main").write_text("0" * 40)
+        if name == "full":
+            save_hf(make_model(tiny_config("llama", vocab_size=VOCAB)), folder, tokenizer=True)
+        elif name == "quantised":
+            (folder / "Q8").mkdir()
+            (folder / "Q8" / "tiny.gguf").symlink_to(model)
+        else:
+            (folder / "config.json").write_text("{}")
+    listed, _ = in_a_process("models", "list").communicate()  # the hub's folder is read once
+    rows = [line.split("\t") for line in listed.splitlines()]
+    names = [row[0] for row in rows]
+    assert names == ["mine", "owner/full", "owner/quantised:Q8/tiny.gguf", "parted-00001-of-00002"]
+    assert rows[3][1] == "8"  # both parts
+    for name, path in ((row[0], row[3]) for row in rows[:3]):
+        assert in_a_process("models", "path", name).communicate()[0] == f"{path}\n"
+        usable = [path] if name == "owner/full" else [path, name]  # it asks the hub for the rest
+        for given in usable:
+            run = ft("generate", "--model", given, "--prompt", "x", "--max-tokens", 1)
+            assert run.exit_code == 0, run.stderr
+
+
+def test_a_damaged_demo_model_is_to_be_deleted(
+    ft: Ft, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = tmp_path / "home" / "models" / demo_model_path().name
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(model.read_bytes()[:-1000])
+    for command in (["demo"], ["generate", "--model", damaged.stem, "--prompt", "x"]):
+        run = ft(*command)
+        assert run.exit_code == 1
+        assert f"delete {damaged} and run `ft demo`" in run.stderr
+    elsewhere = tmp_path / "other.gguf"
+    elsewhere.write_bytes(damaged.read_bytes())
+    assert "ft demo" not in ft("generate", "--model", elsewhere, "--prompt", "x").stderr
+
+
+@pytest.mark.parametrize(
+    ("home", "found"),
+    [
+        ("FILE", "a file"),
+        ("FILE/below", "Not a directory"),
+        ("some/where", "a relative path"),
+        ("~nobody-of-that-name/x", "home directory"),
+        ("/" + "x" * 300, "too long"),
+    ],
+)
+def test_a_home_that_cannot_be_is_explained(
+    ft: Ft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str, found: str
+) -> None:
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setenv("FREETOKEN_HOME", home.replace("FILE", str(tmp_path / "file")))
+    for command in (["models", "list"], ["models", "path"], ["demo"]):
+        run = ft(*command)
+        assert run.exit_code == 2, run.output
+        assert "FREETOKEN_HOME" in run.stderr and found in run.stderr, run.stderr
+        assert "what to do: set" in run.stderr
+
+
+def test_help_shows_the_defaults_that_apply(ft: Ft) -> None:
+    shown = " ".join(ft("generate", "--help").stdout.split())
+    defaults = SamplingParams()
+    for option in ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
+        text = shown.split(f"--{option.replace('_', '-')} ")[1].split("]")[0]
+        assert f"[default: ({getattr(defaults, option)})" in text, text
+    demo = " ".join(ft("demo", "--help").stdout.split())
+    assert "[default: 160]" in demo and "[default: 0.0]" in demo and "(256)" not in demo
+
+
+def test_demo_says_whether_the_texts_are_the_same(
+    ft: Ft, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "demo_model_path", lambda: model)
+    demo = ("demo", "--no-chat", "--max-tokens", 12, "--ignore-eos")
+    assert "Both strategies wrote the same text." in ft(*demo).stderr
+    sampled = " ".join(ft(*demo, "--temperature", 2).stderr.split())
+    assert "The texts differ, because they were sampled without --seed." in sampled
+    assert "rounding" in run._verdict(["a", "b"], SamplingParams(temperature=0))
+
+
+def test_ctrl_c_during_the_imports_shows_no_traceback() -> None:
+    script = """
+import builtins, sys
+real = builtins.__import__
+def interrupted(name, *rest, **named):
+    if name == "typer":
+        raise KeyboardInterrupt
+    return real(name, *rest, **named)
+from freetoken.cli import main
+builtins.__import__ = interrupted
+sys.argv = ["ft", "models", "list"]
+main()
+"""
+    child = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert child.returncode == 130
+    assert child.stderr == "\ninterrupted\n"
+
+
+def test_next_to_nothing_is_imported_before_ctrl_c_is_caught() -> None:
+    script = (
+        "import sys; before = set(sys.modules); import freetoken.cli;"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert set(child.stdout.split()) <= {"__future__", "freetoken", "freetoken.cli"}

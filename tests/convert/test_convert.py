@@ -222,6 +222,16 @@ def test_a_byte_level_tokenizer_is_carried_over(tmp_path: Path) -> None:
     _same_tokenizer(source, tmp_path)
 
 
+def test_a_far_id_of_a_token_is_refused(tmp_path: Path) -> None:
+    source = save_hf(model_of("qwen3_moe", vocab_size=900), tmp_path / "hf")
+    described = json.loads(trained_byte_level())
+    described["added_tokens"].append({**described["added_tokens"][0], "id": 2**32 - 1})
+    described["added_tokens"][-1]["content"] = "<far>"
+    write_files(source, [("tokenizer.json", json.dumps(described))])
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: .* impossible id\n.*4294967295"):
+        convert(source, tmp_path / "out.gguf", experts="BF16")
+
+
 def test_a_sentencepiece_tokenizer_is_carried_over(tmp_path: Path) -> None:
     source = save_hf(model_of("mixtral", vocab_size=900), tmp_path / "hf")
     write_files(

@@ -141,7 +141,8 @@ def test_a_folder_that_cannot_be_written_is_explained(home: Path) -> None:
         ensure_demo_model(quiet)
 
 
-def test_a_killed_build_is_cleared_away_by_the_next(home: Path, dense: Path) -> None:
+def slow_build(dense: Path) -> subprocess.Popen[str]:
+    """A build in a process of its own that stops after its first tensor."""
     script = f"""
 import time
 from pathlib import Path
@@ -164,6 +165,12 @@ ensure_demo_model(lambda *_: None)
     )
     assert child.stdout is not None
     assert child.stdout.readline() == "writing\n"
+    return child
+
+
+def test_a_killed_build_is_cleared_away_by_the_next(home: Path, dense: Path) -> None:
+    child = slow_build(dense)
+    assert child.stdout is not None
     child.send_signal(signal.SIGKILL)
     child.wait()
     child.stdout.close()
@@ -172,3 +179,31 @@ ensure_demo_model(lambda *_: None)
     assert list(folder.glob(".partial-*")), "the kill came too late to test anything"
     assert ensure_demo_model(quiet).is_file()
     assert not list(folder.glob(".partial-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_build_that_is_told_to_end_leaves_nothing(
+    home: Path, dense: Path, number: signal.Signals
+) -> None:
+    child = slow_build(dense)
+    folder = demo_model_path().parent
+    assert list(folder.glob(".partial-*"))
+    child.send_signal(number)
+    child.communicate(timeout=60)
+    assert child.returncode == (-number if number is signal.SIGINT else 128 + number)
+    assert [path.name for path in folder.iterdir()] == [".build.lock"]
+
+
+def test_signals_mean_what_they_meant_after_a_build(home: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    ensure_demo_model(quiet)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_limit_on_the_size_of_files_is_said_before_anything_is_written(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build.resource, "getrlimit", lambda what: (51_200_000, 51_200_000))
+    with pytest.raises(FreeTokenError, match=r"51 MB here, 726 MB needed[\s\S]*ulimit -f unlim"):
+        ensure_demo_model(quiet)
+    assert [path.name for path in demo_model_path().parent.iterdir()] == [".build.lock"]

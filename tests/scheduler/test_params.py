@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 from freetoken.errors import RequestError
@@ -33,12 +35,38 @@ from freetoken.scheduler import SamplingParams
         ("ignore_eos", 1, "True or False"),
         ("stop", ("",), "not empty"),
         ("stop", (1,), "not empty"),
+        ("stop", None, "a string, or a list of strings"),
+        ("stop", 5, "a string, or a list of strings"),
+        ("stop", b"x", "a string, or a list of strings"),
+        ("stop", {"x": 1}, "a string, or a list of strings"),
+        ("temperature", 10**400, "a number >= 0"),
+        pytest.param("temperature", 10**5000, "a number >= 0", id="too long to print"),
+        ("temperature", 1 + 1j, "a number >= 0"),
+        ("top_p", -(10**400), "in (0, 1]"),
+        ("min_p", 10**400, "in [0, 1]"),
+        ("repetition_penalty", 10**400, "a number > 0"),
+        ("seed", 2**70, "[0, 2**64)"),
+        ("seed", 1.0, "[0, 2**64)"),
+        ("max_tokens", 1.5, "an integer >= 0"),
+        ("max_tokens", np.array([1, 2]), "an integer >= 0"),
+        ("top_k", {}, "an integer >= -1"),
     ],
 )
 def test_bad_values_name_parameter_value_and_range(name: str, value: Any, allowed: str) -> None:
     with pytest.raises(RequestError) as error:
         SamplingParams(**{name: value})
-    assert name in str(error.value) and allowed in str(error.value)
+    message = str(error.value)
+    assert name in message and allowed in message and len(message) < 400
+    assert type(value[0] if name == "stop" and type(value) is tuple else value).__name__ in message
+
+
+def test_numbers_of_any_kind_become_pythons_own() -> None:
+    params = SamplingParams(
+        temperature=np.float32(0.5), top_p=Fraction(1, 3), top_k=np.int64(3), seed=np.uint64(9)
+    )
+    assert (params.temperature, params.top_p, params.top_k, params.seed) == (0.5, 1 / 3, 3, 9)
+    numbers = (params.temperature, params.top_p, params.top_k, params.seed, params.max_tokens)
+    assert [type(number) for number in numbers] == [float, float, int, int, int]
 
 
 def test_limits_are_allowed() -> None:

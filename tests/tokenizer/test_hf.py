@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from transformers import AutoTokenizer
 
 from freetoken.errors import CheckpointError, RequestError
 from freetoken.tokenizer import load_tokenizer
+from freetoken.tokenizer.fast import FastEncoder, panics_explained
 from support.tokenizer_files import (
     CORPUS,
     TEXTS,
     FakeCheckpoint,
     trained_byte_level,
+    trained_sentencepiece,
     write_files,
 )
 
@@ -238,3 +241,106 @@ def test_odd_entries_of_the_config_are_named(entry: dict, tmp_path: Path):
 def test_unusable_files_are_refused(files: list, message: str, tmp_path: Path):
     with pytest.raises(CheckpointError, match=message):
         directory(tmp_path, *files)
+
+
+def described_with(**changes: Any) -> str:
+    """The trained tokenizer.json with another added token, or another entry of the vocabulary."""
+    described = json.loads(trained_byte_level())
+    if "vocab" in changes:
+        described["model"]["vocab"]["zzz"] = changes["vocab"]
+    if "added" in changes:
+        described["added_tokens"].append({**described["added_tokens"][0], **changes["added"]})
+    described.update(changes.get("parts", {}))
+    return json.dumps(described)
+
+
+@pytest.mark.parametrize("token_id", [1 << 22, 2**31 - 1, 2**31, 2**32 - 1])
+def test_nothing_is_as_long_as_a_far_id_says(token_id: int, tmp_path: Path):
+    """At eight bytes each, a table of 2**32 pieces would take 32 GiB."""
+    far = described_with(vocab=token_id)
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match=rf"tokenizer\.json: .*\n.*the id {token_id};"):
+        directory(tmp_path, ("tokenizer.json", far))
+    added = described_with(added={"id": token_id, "content": "<far>"})
+    size = directory(tmp_path, ("tokenizer.json", added)).vocab_size
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert size < 1000 and peak_bytes < 20 << 20
+
+
+@pytest.mark.parametrize("token_id", [-1, 1 << 22, 2**32, 2**63, 10**30])
+def test_far_ids_of_the_config_are_refused(token_id: int, tmp_path: Path):
+    added = {"added_tokens_decoder": {str(token_id): {"content": "<far>", "special": True}}}
+    with pytest.raises(CheckpointError, match=str(token_id)):
+        directory(
+            tmp_path, ("tokenizer.json", trained_byte_level()), ("tokenizer_config.json", added)
+        )
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(CheckpointError, match=f"impossible id\n.*the id {token_id};"):
+        directory(tmp_path, ("tokenizer.model", trained_sentencepiece()))
+
+
+@pytest.mark.parametrize("surrogate", ["\ud800", "a\udfffb"])
+@pytest.mark.parametrize("name", ["bos_token", "eos_token", "unk_token", "pad_token"])
+def test_named_tokens_with_lone_surrogates_are_refused(name: str, surrogate: str, tmp_path: Path):
+    for entry in (surrogate, {"content": surrogate}):
+        config = json.dumps({name: entry})
+        with pytest.raises(CheckpointError, match=rf"config\.json: {name} cannot be read"):
+            directory(
+                tmp_path,
+                ("tokenizer.json", trained_byte_level()),
+                ("tokenizer_config.json", config),
+            )
+
+
+@pytest.mark.parametrize("template", ["\ud800", "{{ '\\ud800' }}", "{{ bos_token }}\udfff"])
+def test_a_template_that_writes_lone_surrogates_cannot_be_used(template: str, tmp_path: Path):
+    config = json.dumps({"chat_template": template, "bos_token": "<|im_start|>"})
+    tokenizer = directory(
+        tmp_path, ("tokenizer.json", trained_byte_level()), ("tokenizer_config.json", config)
+    )
+    assert tokenizer.encode("plain prompts are served")
+    with pytest.raises(RequestError, match="lone surrogate"):
+        tokenizer.encode(tokenizer.apply_chat([{"role": "user", "content": "x"}]))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe{{ x }}", b"{{ x }}\xed\xa0\x80", b"caf\xe9"])
+def test_a_template_that_is_not_utf8_is_named(content: bytes, tmp_path: Path):
+    files = [("tokenizer.json", trained_byte_level()), ("chat_template.jinja", content)]
+    with pytest.raises(CheckpointError, match=r"jinja: .* UTF-8\n +found: .* at byte \d"):
+        directory(tmp_path, *files)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"normalizer": {"type": "Replace", "pattern": {"String": ""}, "content": "x"}},
+        {
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "<x>", "type_id": 0}}],
+                "pair": [],
+                "special_tokens": {},
+            }
+        },
+    ],
+    ids=["normalizer", "post-processor"],
+)
+def test_a_panic_of_the_library_is_an_error(parts: dict, tmp_path: Path):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: cannot be read as a tokenizer"):
+        directory(tmp_path, ("tokenizer.json", described_with(parts=parts)))
+
+
+def test_a_panic_over_a_text_is_an_error_of_the_request():
+    tokenizer = Tokenizer.from_str(
+        described_with(
+            parts={"normalizer": {"type": "Replace", "pattern": {"String": ""}, "content": "x"}}
+        )
+    )
+    with pytest.raises(RequestError, match="fails on this text"):
+        FastEncoder(tokenizer).encode("abc")
+
+
+def test_what_is_no_panic_passes_through():
+    with pytest.raises(KeyboardInterrupt), panics_explained(lambda error: RequestError("no")):
+        raise KeyboardInterrupt

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from freetoken.errors import CheckpointError
 
-_MAX_JSON_BYTES = 100 << 20
+_MAX_SMALL_BYTES = 100 << 20
 _MAX_JSON_VALUES = 4 << 20  # an index of 200,000 tensors has 400,000
 _MAX_INTEGER_DIGITS = 100
 _GIT_LFS_POINTER = b"version https://git-lfs"
@@ -98,21 +98,41 @@ def read_start(path: Path, count: int) -> bytes:
 
 def read_json_object(path: Path) -> Mapping[str, Any]:
     """A JSON file that holds one object. Raises CheckpointError."""
+    return parse_json_object(_read_small(path), path)
+
+
+def read_text(path: Path) -> str:
+    """A text in UTF-8. Raises CheckpointError."""
+    content = _read_small(path)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(
+            "the file is no text in UTF-8",
+            file=path,
+            found=f"{content[error.start : error.start + 4]!r} at byte {error.start}",
+            expected="valid UTF-8",
+            hint=f"{_DOWNLOAD_AGAIN}, or save it as UTF-8",
+        ) from error
+
+
+def _read_small(path: Path) -> bytes:
+    """A whole file that is read into memory."""
     descriptor = _open_regular(path)
     with os.fdopen(descriptor, "rb") as stream:
         try:
-            text = stream.read(_MAX_JSON_BYTES + 1)
+            content = stream.read(_MAX_SMALL_BYTES + 1)
         except OSError as error:
             raise access_error(path, error) from error
-    if len(text) > _MAX_JSON_BYTES:
+    if len(content) > _MAX_SMALL_BYTES:
         raise CheckpointError(
-            "the JSON file is too large",
+            "the file is too large",
             file=path,
-            found=f"more than {_MAX_JSON_BYTES} bytes",
-            expected=f"at most {_MAX_JSON_BYTES} bytes",
+            found=f"more than {_MAX_SMALL_BYTES} bytes",
+            expected=f"at most {_MAX_SMALL_BYTES} bytes",
             hint=_DOWNLOAD_AGAIN,
         )
-    return parse_json_object(text, path)
+    return content
 
 
 def parse_json_object(text: bytes, path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from freetoken.checkpoints.gguf import open_gguf, part_names
 from freetoken.checkpoints.gguf_header import MAGIC
 from freetoken.checkpoints.mapping import access_error, read_start
 from freetoken.checkpoints.safetensors import open_safetensors
-from freetoken.errors import CheckpointError
+from freetoken.errors import CheckpointError, shown
 
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -23,6 +23,7 @@ def open_checkpoint(path_or_hub_id: str | Path) -> Checkpoint:
     `owner/name:file.gguf` or `owner/name/file.gguf` one GGUF model of a repository; they are
     downloaded into the hub's own cache. Raises CheckpointError.
     """
+    _require_path(path_or_hub_id)
     path = Path(os.path.expanduser(path_or_hub_id))
     if str(path_or_hub_id) and _exists(path):
         return _open_path(path)
@@ -36,6 +37,17 @@ def open_checkpoint(path_or_hub_id: str | Path) -> Checkpoint:
             hint="check the path",
         )
     return _open_path(hub.download(reference))
+
+
+def _require_path(given: object) -> None:
+    if isinstance(given, str) or (isinstance(given, os.PathLike) and type(os.fspath(given)) is str):
+        return
+    raise CheckpointError(
+        "a model is named by its path or hub id",
+        found=shown(given),
+        expected="a str or a pathlib.Path: a GGUF file, a directory, or a hub id like owner/name",
+        hint="give one of these",
+    )
 
 
 def _exists(path: Path) -> bool:

@@ -7,7 +7,15 @@ import sys
 
 
 def main() -> None:
-    """Entry point."""
+    """Entry point. Ctrl-C ends it without a traceback while it imports, too."""
+    try:
+        _main()
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted\n")
+        sys.exit(130)
+
+
+def _main() -> None:
     if sys.stdout is None:  # started with stdout closed
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the life of the process)
     if hasattr(sys.stdout, "reconfigure"):

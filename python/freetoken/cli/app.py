@@ -38,7 +38,7 @@ def _ft(
 
 @app.command()
 def generate(
-    model: Annotated[str, typer.Option(help="A Hugging Face directory, a hub id, or a GGUF file.")],
+    model: options.Model,
     prompt: Annotated[str, typer.Option(help="The text to continue, or to answer with --chat.")],
     chat: options.Chat = False,
     max_tokens: options.MaxTokens = None,
@@ -86,15 +86,15 @@ def demo(
     chat: Annotated[
         bool, typer.Option("--chat/--no-chat", help="Put the prompt into the chat template.")
     ] = True,
-    max_tokens: options.MaxTokens = 160,
-    temperature: options.Temperature = 0.0,
+    max_tokens: options.DemoMaxTokens = 160,
+    temperature: options.DemoTemperature = 0.0,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     min_p: options.MinP = None,
     repetition_penalty: options.RepetitionPenalty = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
-    strategy: options.Strategy = None,
+    strategy: options.DemoStrategy = None,
     device: options.Device = "auto",
     cache_slots: options.CacheSlots = None,
     max_fetch: options.MaxFetch = None,
@@ -131,7 +131,7 @@ def demo(
 
 @app.command()
 def convert(
-    model: Annotated[str, typer.Option(help="A Hugging Face directory, a hub id, or a GGUF file.")],
+    model: options.Model,
     out: Annotated[Path, typer.Option(help="The GGUF file to write; must not exist yet.")],
     experts: Annotated[str, typer.Option(help="Format of the experts, e.g. MXFP4 or Q4_K.")],
     dense: Annotated[

@@ -81,7 +81,7 @@ def experts(
 
 @app.command("model")
 def model(
-    model: Annotated[str, typer.Option(help="A Hugging Face directory, a hub id, or a GGUF file.")],
+    model: options.Model,
     prompt_tokens: Annotated[
         int, typer.Option(help="Random tokens to prefill.", metavar="N")
     ] = 512,
@@ -99,9 +99,10 @@ def model(
 
     with run.errors_explained():
         from freetoken.bench import measure_model
+        from freetoken.cli.models import find_model
 
         result = measure_model(
-            model,
+            find_model(model),
             prompt_tokens=prompt_tokens,
             decode_tokens=decode_tokens,
             runs=runs,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from freetoken.cli.models import find_model
 from freetoken.cli.run import notes
 from freetoken.convert import convert
 
@@ -19,7 +20,7 @@ def run(model: str, out: Path, experts: str, dense: str | None) -> None:
         def show(tensor: str, done_bytes: int, total_bytes: int) -> None:
             bar.update(task, description=tensor, completed=done_bytes, total=total_bytes)
 
-        made = convert(model, out, experts=experts, dense=dense, progress=show)
+        made = convert(find_model(model), out, experts=experts, dense=dense, progress=show)
     formats = ", ".join(f"{name} {size / 1e6:,.1f} MB" for name, size in made.formats.items())
     notes.print(
         f"{made.path}: {made.tensors} tensors, {made.bytes / 1e6:,.1f} MB ({formats})",

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from freetoken.config import read_environment
+from freetoken.checkpoints.gguf import part_names
+from freetoken.config import models_folder
 from freetoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRevisionInfo
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ def show_list() -> None:
             sys.stdout.write(f"{model.name}\t{model.bytes}\t{model.origin}\t{model.path}\n")
         return
     if not models:
-        Console().print(f"No models yet in {read_environment().home}. `ft demo` builds one.")
+        Console().print(f"No models yet in {models_folder().parent}. `ft demo` builds one.")
         return
     table = Table("model", "size", "from", "path")
     for model in models:
@@ -47,7 +54,7 @@ def show_list() -> None:
 def show_path(name: str | None) -> None:
     """The cache folder, or the path of the named model. Raises ConfigError for an unknown name."""
     if name is None:
-        sys.stdout.write(f"{read_environment().home}\n")
+        sys.stdout.write(f"{models_folder().parent}\n")
         return
     known = {model.name: model for model in cached_models()}
     if name not in known:
@@ -59,9 +66,26 @@ def show_path(name: str | None) -> None:
     sys.stdout.write(f"{known[name].path}\n")
 
 
+def find_model(name: str) -> str:
+    """What `--model` says, as the path of FreeToken's own model if it is the name of one. A local
+    path wins; all else is left to the loader."""
+    if os.path.lexists(os.path.expanduser(name)) or "/" in name or not name:
+        return name
+    return next((str(model.path) for model in _own() if model.name == name), name)
+
+
 def _own() -> list[CachedModel]:
-    files = (f for f in (read_environment().home / "models").glob("*.gguf") if f.is_file())
-    return [CachedModel(f.stem, f, f.stat().st_size, "freetoken") for f in files]
+    return [
+        CachedModel(file.stem, file, _bytes(file.parent, file.name), "freetoken")
+        for file in models_folder().glob("*.gguf")
+        if file.is_file() and part_names(file.name)[0] == file.name
+    ]
+
+
+def _bytes(folder: Path, name: str) -> int:
+    """Of a model that may have parts."""
+    parts = (folder / part for part in part_names(name))
+    return sum(part.stat().st_size for part in parts if part.is_file())
 
 
 def _from_hub() -> list[CachedModel]:
@@ -73,7 +97,26 @@ def _from_hub() -> list[CachedModel]:
     except CacheNotFound:
         return []
     return [
-        CachedModel(repo.repo_id, repo.repo_path, repo.size_on_disk, "hub")
+        model
         for repo in repos
-        if repo.repo_type == "model"
+        if repo.repo_type == "model" and repo.revisions
+        for model in _of_snapshot(repo.repo_id, _newest(repo.revisions))
     ]
+
+
+def _newest(revisions: Iterable[CachedRevisionInfo]) -> Path:
+    """The snapshot that a hub id means: of the branch "main", else the last one fetched."""
+    newest = max(revisions, key=lambda revision: ("main" in revision.refs, revision.last_modified))
+    return newest.snapshot_path
+
+
+def _of_snapshot(repository: str, snapshot: Path) -> Iterator[CachedModel]:
+    """What can be loaded of it: its safetensors by the repository's name, each GGUF by its own."""
+    tensors = [file for file in snapshot.glob("*.safetensors") if file.is_file()]
+    if tensors and (snapshot / "config.json").is_file():
+        size = sum(file.stat().st_size for file in tensors)
+        yield CachedModel(repository, snapshot, size, "hub")
+    for file in sorted(snapshot.rglob("*.gguf")):
+        if file.is_file() and part_names(file.name)[0] == file.name:
+            name = f"{repository}:{file.relative_to(snapshot)}"
+            yield CachedModel(name, file, _bytes(file.parent, file.name), "hub")

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from freetoken.config import GPU_MEMORY_FRACTION
-from freetoken.errors import ConfigError, FreeTokenError, RequestError
+from freetoken.errors import CheckpointError, ConfigError, FreeTokenError, RequestError
 
 if TYPE_CHECKING:
     from freetoken import LLM, Completion, SamplingParams
@@ -71,8 +72,10 @@ class EngineOptions:
 
     def load(self, model: str) -> LLM:
         from freetoken import LLM
+        from freetoken.cli.models import find_model
 
-        with warnings.catch_warnings(record=True) as caught:
+        model = find_model(model)
+        with _demo_model_explained(model), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             llm = LLM(
                 model,
@@ -88,6 +91,22 @@ class EngineOptions:
         for warning in caught:
             notes.print(f"note: {warning.message}", style="yellow", markup=False, soft_wrap=True)
         return llm
+
+
+@contextlib.contextmanager
+def _demo_model_explained(model: str) -> Iterator[None]:
+    """A damaged demo model need not be fetched anew by hand."""
+    from freetoken.demo import demo_model_path
+
+    try:
+        yield
+    except CheckpointError as error:
+        if Path(model) != demo_model_path():
+            raise
+        raise FreeTokenError(
+            f"{error}\n  the demo model is damaged: delete {model} and run `ft demo`, which builds "
+            "it again"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -131,13 +150,29 @@ def demo(job: Job, engine: EngineOptions, *, as_json: bool) -> None:
     if as_json or engine.strategy is not None:
         generate(path, job, engine, as_json=as_json)
         return
-    notes.print(report.table(compared(path, job, engine)))
+    runs, texts = compared(path, job, engine)
+    notes.print(report.table(runs))
+    notes.print(_verdict(texts, job.sampling.params()), style="dim")
 
 
-def compared(model: str, job: Job, engine: EngineOptions) -> dict[str, Stats]:
-    """Answer twice, as `engine` says and with hybrid and a small cache; what each took, by name."""
+def _verdict(texts: list[str], params: SamplingParams) -> str:
+    """Whether the strategies wrote the same text, as they should."""
+    if len(set(texts)) == 1:
+        return "Both strategies wrote the same text."
+    if params.temperature > 0 and params.seed is None:
+        return "The texts differ, because they were sampled without --seed."
+    return (
+        "The texts differ: the strategies add up the same numbers in another order, so that a "
+        "token may win over another that is as likely but for rounding."
+    )
+
+
+def compared(model: str, job: Job, engine: EngineOptions) -> tuple[dict[str, Stats], list[str]]:
+    """Answer twice, as `engine` says and with hybrid and a small cache; what each took, by name,
+    and the texts."""
     params = job.sampling.params()
     runs: dict[str, Stats] = {}
+    texts = []
     for setting in (engine, _small_hybrid(engine)):
         with setting.load(model) as llm:
             config = llm.stats().config
@@ -149,9 +184,9 @@ def compared(model: str, job: Job, engine: EngineOptions) -> dict[str, Stats]:
                 f"{config.threads} threads, {config.isa}"
             )
             notes.print(f"> {job.prompt}", style="dim", markup=False)
-            _stream(llm, job, params)
+            texts.append(_stream(llm, job, params))
             runs[name] = llm.stats()
-    return runs
+    return runs, texts
 
 
 def _small_hybrid(engine: EngineOptions) -> EngineOptions:
@@ -163,12 +198,16 @@ def _small_hybrid(engine: EngineOptions) -> EngineOptions:
     )
 
 
-def _stream(llm: LLM, job: Job, params: SamplingParams) -> None:
+def _stream(llm: LLM, job: Job, params: SamplingParams) -> str:
+    """Print the answer as it comes; the whole of it."""
+    pieces = []
     for piece in llm.stream(job.prompt_ids(llm), params):
+        pieces.append(piece)
         sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
     sys.stdout.flush()
+    return "".join(pieces)
 
 
 def _as_json(completion: Completion, stats: Stats) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from freetoken.tokenizer.hf import TokenizerFiles
 from freetoken.tokenizer.pretokenizers import PRE_TOKENIZERS
 from freetoken.tokenizer.sentencepiece import byte_of_token
 from freetoken.tokenizer.spm_model import TokenType, read_sentencepiece_model
+from freetoken.tokenizer.stream import check_ids
 
 _LAST_CHOICE = "default"
 _PROBES = (
@@ -107,8 +108,8 @@ def _read(directory: Path, files: TokenizerFiles, original: Tokenizer) -> _Vocab
     if not _is_byte_level(content):
         if (directory / "tokenizer.model").is_file():
             return _from_sentencepiece(directory / "tokenizer.model", files)
-        return _from_ranks(model, added)
-    tokens = _table(model["vocab"], added)
+        return _from_ranks(model, added, described)
+    tokens = _table(model["vocab"], added, described)
     types = [_added_type(added.get(i)) for i in range(len(tokens))]
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     return _Vocabulary("gpt2", tokens, types, merges=merges)
@@ -129,10 +130,13 @@ def _steps(step: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
         yield step
 
 
-def _table(vocab: Mapping[str, int], added: Mapping[int, Mapping[str, Any]]) -> list[str]:
+def _table(
+    vocab: Mapping[str, int], added: Mapping[int, Mapping[str, Any]], file: Path
+) -> list[str]:
     """Tokens by id; ids that nobody has become padding."""
     by_id = {token_id: token for token, token_id in vocab.items()}
     by_id.update({token_id: entry["content"] for token_id, entry in added.items()})
+    check_ids(by_id.keys(), file)
     return [by_id.get(i, _padding(i)) for i in range(max(by_id) + 1)]
 
 
@@ -142,10 +146,12 @@ def _added_type(entry: Mapping[str, Any] | None) -> TokenType:
     return TokenType.CONTROL if entry["special"] else TokenType.USER_DEFINED
 
 
-def _from_ranks(model: Mapping[str, Any], added: Mapping[int, Mapping[str, Any]]) -> _Vocabulary:
+def _from_ranks(
+    model: Mapping[str, Any], added: Mapping[int, Mapping[str, Any]], file: Path
+) -> _Vocabulary:
     """SentencePiece's BPE as the tokenizers library keeps it: the order of merges is what the order
     of scores was."""
-    tokens = _table(model["vocab"], added)
+    tokens = _table(model["vocab"], added, file)
     ranks: dict[str, int] = {}
     for rank, merge in enumerate(model["merges"]):
         left, right = merge.split(" ", 1) if isinstance(merge, str) else merge

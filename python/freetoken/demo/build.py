@@ -6,12 +6,16 @@ import contextlib
 import errno
 import fcntl
 import os
+import resource
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from freetoken.config import read_environment
+from freetoken.config import models_folder
 from freetoken.demo.source import MEMBER_BYTES, dense_model
 from freetoken.errors import FreeTokenError
 
@@ -30,7 +34,7 @@ Progress = Callable[[str, int, int], None]
 
 def demo_model_path() -> Path:
     """Where the demo model lies, or will lie."""
-    return read_environment().home / "models" / MODEL_NAME
+    return models_folder() / MODEL_NAME
 
 
 def ensure_demo_model(progress: Progress) -> Path:
@@ -60,8 +64,7 @@ def _build(final: Path, progress: Progress) -> None:
     for stale in final.parent.glob(_PARTIAL + "*"):
         shutil.rmtree(stale, ignore_errors=True)
     _check_space(final.parent)
-    scratch = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=final.parent))
-    try:
+    with _scratch(final.parent) as scratch:
         progress("fetching the dense model", 0, MEMBER_BYTES)
         dense = dense_model(scratch)
         progress("fetching the dense model", MEMBER_BYTES, MEMBER_BYTES)
@@ -73,8 +76,30 @@ def _build(final: Path, progress: Progress) -> None:
             lambda done, total: progress("writing experts", done, total),
         )
         _publish(made, final)
+
+
+@contextlib.contextmanager
+def _scratch(parent: Path) -> Iterator[Path]:
+    """A folder that is gone afterwards, after SIGTERM and SIGHUP too, which would otherwise end
+    the process where it stands. The command then ends with the status that shells give them."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():  # others cannot set handlers
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, leave)
+    scratch = None
+    try:
+        scratch = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=parent))
+        yield scratch
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+        for changed, handler in before.items():
+            signal.signal(changed, handler)
 
 
 def _publish(made: Path, final: Path) -> None:
@@ -97,6 +122,12 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _check_space(folder: Path) -> None:
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit_bytes != resource.RLIM_INFINITY and limit_bytes < MODEL_BYTES:
+        raise OSError(
+            errno.EFBIG,
+            f"files may have {limit_bytes / 1e6:.0f} MB here, {MODEL_BYTES / 1e6:.0f} MB needed",
+        )
     needed_bytes = MODEL_BYTES + 2 * MEMBER_BYTES
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
@@ -107,7 +138,12 @@ def _check_space(folder: Path) -> None:
 
 def _explained(error: OSError, folder: Path) -> FreeTokenError:
     needed_mb = (MODEL_BYTES + 2 * MEMBER_BYTES) / 1e6
-    remedy = "free some space there" if error.errno == errno.ENOSPC else "make it writable"
+    remedies = {
+        errno.ENOSPC: "free some space there",
+        errno.EDQUOT: "free some space there",
+        errno.EFBIG: "raise the limit on the size of files (ulimit -f unlimited)",
+    }
+    remedy = remedies.get(error.errno or 0, "make it writable")
     return FreeTokenError(
         f"the demo model could not be built in {folder}\n"
         f"  found:    {error.strerror or error}\n"

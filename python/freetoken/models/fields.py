@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 
 from freetoken.checkpoints.base import Checkpoint
-from freetoken.errors import CheckpointError
+from freetoken.errors import CheckpointError, shown
+
+# Sizes beyond this are damage: the kernels count in 32 bits.
+MAX_INTEGER = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -44,32 +47,43 @@ class Fields:
         """Whether the key is there and not null."""
         return self.values.get(key) is not None
 
-    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """An integer of at least `minimum`; an array must hold one value many times (GGUF has
+    def integer(
+        self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_INTEGER
+    ) -> int:
+        """An integer from `minimum` to `maximum`; an array must hold one value many times (GGUF has
         per-layer arrays). Without a default the key must be there."""
         value = self._value(key, default)
-        if isinstance(value, (list, tuple, np.ndarray)) and len(value) and len(set(value)) == 1:
-            value = value[0]
+        if isinstance(value, (list, tuple, np.ndarray)) and len(value):
+            value = value[0] if all(_same(item, value[0]) for item in value) else value
         if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < minimum:
             raise self.error(key, expected=f"an integer of at least {minimum}")
+        if int(value) > maximum:
+            raise self.error(key, expected=f"an integer from {minimum} to {maximum}")
         return int(value)
 
     def optional_integer(self, key: str) -> int | None:
         """As `integer`, or None if the key is missing or null."""
         return self.integer(key) if self.has(key) else None
 
-    def number(self, key: str, default: float | None = None, *, positive: bool = True) -> float:
-        """A finite number, above zero unless `positive` is off."""
+    def number(
+        self,
+        key: str,
+        default: float | None = None,
+        *,
+        positive: bool = True,
+        least: float = -math.inf,
+        most: float = math.inf,
+    ) -> float:
+        """A finite number from `least` to `most`, above zero unless `positive` is off."""
         value = self._value(key, default)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, Real)
-            or not math.isfinite(float(value))
-        ):
+        number = _finite(value)
+        if number is None:
             raise self.error(key, expected="a finite number")
-        if positive and not float(value) > 0:
+        if positive and not number > 0:
             raise self.error(key, expected="a number above zero")
-        return float(value)
+        if not least <= number <= most:
+            raise self.error(key, expected=_range(least, most))
+        return number
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
@@ -98,16 +112,16 @@ class Fields:
 
     def require(self, key: str, allowed: tuple[Any, ...], hint: str) -> None:
         """Refuse a value other than the allowed ones; a missing key is allowed."""
-        if self.has(key) and self.values[key] not in allowed:
-            shown = " or ".join(repr(value) for value in allowed)
-            raise self.error(key, expected=shown, hint=hint)
+        if self.has(key) and not any(_same(self.values[key], value) for value in allowed):
+            wanted = " or ".join(repr(value) for value in allowed)
+            raise self.error(key, expected=wanted, hint=hint)
 
     def error(self, key: str, *, expected: object, hint: str | None = None) -> CheckpointError:
-        found = repr(self.values[key]) if key in self.values else "no such key"
+        found = shown(self.values[key]) if key in self.values else "no such key"
         return CheckpointError(
             f"key {self.prefix + key!r} cannot be used",
             file=self.file,
-            found=found[:200],
+            found=found,
             expected=expected,
             hint=hint or "check that the file is complete and was written by a known converter",
         )
@@ -118,3 +132,28 @@ class Fields:
         if value is None:
             raise self.error(key, expected="a value")
         return value
+
+
+def _same(value: object, other: object) -> bool:
+    """Equal, and both numbers or both not: True is no 1 here, and an array equals nothing."""
+    if isinstance(value, np.ndarray) or isinstance(other, np.ndarray):
+        return False
+    truth = (bool, np.bool_)
+    return isinstance(value, truth) is isinstance(other, truth) and bool(value == other)
+
+
+def _finite(value: object) -> float | None:
+    """`value` as a float if it is a number that one can hold."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _range(least: float, most: float) -> str:
+    if most == math.inf:
+        return f"a number of at least {least:g}"
+    return f"a number from {least:g} to {most:g}" if least > -math.inf else f"at most {most:g}"

@@ -15,11 +15,15 @@ import torch
 from torch import Tensor
 
 from freetoken.checkpoints.base import Checkpoint
-from freetoken.errors import CheckpointError
-from freetoken.models.fields import Fields
+from freetoken.errors import CheckpointError, shown
+from freetoken.models.fields import MAX_INTEGER, Fields
 from freetoken.models.spec import RotarySpec
 
 ROPE_FREQS = "rope_freqs.weight"
+# What any model asks for and float32 can hold lies within these.
+_MOST_THETA = 1e30
+_LEAST_BETA, _MOST_BETA = 1e-6, 1e6
+_LEAST_ATTENTION, _MOST_ATTENTION = 1e-3, 1e3
 _SUPPORTED = ("default", "linear", "llama3", "yarn")
 
 
@@ -31,31 +35,31 @@ def hf_rotary(
         scaling: Fields | None = config.inside("rope_parameters")
     else:
         scaling = config.inside("rope_scaling") if config.has("rope_scaling") else None
-    theta = config.number("rope_theta", default_theta)
+    theta = _theta(config, "rope_theta", default_theta)
     for fields in (config, scaling):
         if fields is not None:
             fields.require(
                 "partial_rotary_factor", (1, 1.0), "only full rotary embeddings are supported"
             )
     if scaling is None:
-        return _spec(_plain(head_dim, theta))
-    theta = scaling.number("rope_theta", theta)
+        return _spec(config, _plain(head_dim, theta))
+    theta = _theta(scaling, "rope_theta", theta)
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     plain = _plain(head_dim, theta)
     if kind == "default":
-        return _spec(plain)
+        return _spec(scaling, plain)
     if kind == "linear":
-        return _spec(plain / scaling.number("factor"))
+        return _spec(scaling, plain / scaling.number("factor"))
     original = scaling.integer("original_max_position_embeddings", context_tokens)
     if kind == "llama3":
-        return _spec(_llama3(plain, scaling, original))
+        return _spec(scaling, _llama3(plain, scaling, original))
     if kind == "yarn":
         factor = scaling.number("factor", context_tokens / original)
         truncate = scaling.flag("truncate", True)
         bounds = _yarn_bounds(
             head_dim, theta, original, *_betas(scaling, "beta_fast", "beta_slow"), truncate
         )
-        return _spec(_yarn(plain, factor, bounds), _hf_yarn_attention(scaling, factor))
+        return _spec(scaling, _yarn(plain, factor, bounds), _hf_yarn_attention(scaling, factor))
     raise scaling.error("rope_type", expected=" or ".join(_SUPPORTED), hint=_scaling_hint())
 
 
@@ -73,7 +77,7 @@ def gguf_rotary(
     dims = keys.integer("rope.dimension_count", head_dim)
     if dims > head_dim or dims % 2:
         raise keys.error("rope.dimension_count", expected=f"an even number up to {head_dim}")
-    theta = keys.number("rope.freq_base", 10000.0)
+    theta = _theta(keys, "rope.freq_base", 10000.0)
     _refuse_unknown_scaling(keys)
     plain = _plain(dims, theta)
     if ROPE_FREQS in checkpoint:
@@ -82,14 +86,14 @@ def gguf_rotary(
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
     attention = keys.number("rope.scaling.attn_factor", 1.0)
     if kind == "none":
-        spec = _spec(plain, attention)
+        spec = _spec(keys, plain, attention)
     elif kind == "linear":
-        spec = _spec(plain / factor, attention)
+        spec = _spec(keys, plain / factor, attention)
     elif kind == "yarn":
         original = keys.integer("rope.scaling.original_context_length", context_tokens)
         betas = _betas(keys, "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow")
         bounds = _yarn_bounds(dims, theta, original, *betas, truncate_yarn)
-        spec = _spec(_yarn(plain, factor, bounds), attention * _yarn_attention(factor, 1.0))
+        spec = _spec(keys, _yarn(plain, factor, bounds), attention * _yarn_attention(factor, 1.0))
     else:
         raise keys.error("rope.scaling.type", expected="none, linear or yarn", hint=_scaling_hint())
     return replace(spec, interleaved=interleaved)
@@ -101,9 +105,35 @@ def rotation(spec: RotarySpec, frequencies: Tensor, positions: Tensor) -> tuple[
     return angles.cos() * spec.attention_factor, angles.sin() * spec.attention_factor
 
 
-def _spec(frequencies: Tensor, attention_factor: float = 1.0) -> RotarySpec:
+def _theta(fields: Fields, key: str, default: float) -> float:
+    """The base of the frequencies, which fall from 1."""
+    theta = fields.number(key, default, most=_MOST_THETA)
+    if not theta > 1:
+        raise fields.error(key, expected="a number above 1")
+    return theta
+
+
+def _spec(fields: Fields, frequencies: Tensor, attention_factor: float = 1.0) -> RotarySpec:
+    """Every one of the keys may be a number, and together they may still give none."""
     values = tuple(float(f) for f in frequencies)
+    usable = torch.isfinite(frequencies * MAX_INTEGER).all() and (frequencies > 0).all()
+    if not usable or not _LEAST_ATTENTION <= attention_factor <= _MOST_ATTENTION:
+        raise CheckpointError(
+            "the keys of the rotary embedding give no usable frequencies",
+            file=fields.file,
+            found=f"frequencies from {min(values):g} to {max(values):g}, attention factor "
+            f"{attention_factor:g}, of {_rotary_keys(fields)}",
+            expected=f"frequencies above zero that float32 can hold, and a factor from "
+            f"{_LEAST_ATTENTION:g} to {_MOST_ATTENTION:g}",
+            hint="check that the file is complete and was written by a known converter",
+        )
     return RotarySpec(2 * len(values), values, attention_factor, interleaved=False)
+
+
+def _rotary_keys(fields: Fields) -> str:
+    """What the file says, for the error."""
+    known = [key for key in fields.values if "rope" in fields.prefix or "rope" in key]
+    return ", ".join(f"{fields.prefix}{key} = {shown(fields.values[key])}" for key in known[:8])
 
 
 def _plain(dims: int, theta: float) -> Tensor:
@@ -126,7 +156,10 @@ def _llama3(plain: Tensor, scaling: Fields, original: int) -> Tensor:
 
 
 def _betas(fields: Fields, fast: str, slow: str) -> tuple[float, float]:
-    return fields.number(fast, 32.0), fields.number(slow, 1.0)
+    return (
+        fields.number(fast, 32.0, least=_LEAST_BETA, most=_MOST_BETA),
+        fields.number(slow, 1.0, least=_LEAST_BETA, most=_MOST_BETA),
+    )
 
 
 def _yarn_bounds(
@@ -162,7 +195,10 @@ def _hf_yarn_attention(scaling: Fields, factor: float) -> float:
     mscale = scaling.number("mscale", 0.0, positive=False)
     mscale_all = scaling.number("mscale_all_dim", 0.0, positive=False)
     if mscale and mscale_all:
-        return _yarn_attention(factor, mscale) / _yarn_attention(factor, mscale_all)
+        whole = _yarn_attention(factor, mscale_all)
+        if whole <= 0:
+            raise scaling.error("mscale_all_dim", expected="a number above zero")
+        return _yarn_attention(factor, mscale) / whole
     return _yarn_attention(factor, 1.0)
 
 

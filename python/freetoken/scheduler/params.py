@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import TypeGuard
 
-from freetoken.errors import RequestError
+from freetoken.errors import RequestError, shown
 
 MAX_SEED = 2**64 - 1
+_BYTES = (bytes, bytearray, memoryview)
 
 
 def _require_number(name: str, value: object, allowed: str, accept: bool) -> None:
     if not accept:
-        raise RequestError(f"{name} is {value!r}; allowed: {allowed}")
+        raise RequestError(f"{name} is {shown(value)}; allowed: {allowed}")
 
 
-def _is_real(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+def _is_real(value: object) -> TypeGuard[float]:
+    """A number that a float can hold."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
 
 
-def _is_int(value: object) -> bool:
+def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -79,14 +87,28 @@ class SamplingParams:
             ("ignore_eos", self.ignore_eos, "True or False", isinstance(self.ignore_eos, bool)),
         ):
             _require_number(name, value, allowed, accept)
-        object.__setattr__(self, "top_k", max(top_k, 0))
+        self._normalize_numbers()
         self._normalize_stop()
 
+    def _normalize_numbers(self) -> None:
+        """Python's own numbers, whatever kind was given (NumPy's, fractions)."""
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+            object.__setattr__(self, name, float(getattr(self, name)))
+        object.__setattr__(self, "top_k", max(int(self.top_k), 0))
+        for name in ("seed", "max_tokens"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else int(value))
+
     def _normalize_stop(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        given: object = self.stop
+        if not isinstance(given, (Sequence, Set)) or isinstance(given, _BYTES):
+            raise RequestError(f"stop is {shown(given)}; allowed: a string, or a list of strings")
+        stop = (given,) if isinstance(given, str) else tuple(given)
         for text in stop:
             if not isinstance(text, str) or not text:
-                raise RequestError(f"stop contains {text!r}; allowed: strings that are not empty")
+                raise RequestError(
+                    f"stop contains {shown(text)}; allowed: strings that are not empty"
+                )
         object.__setattr__(self, "stop", stop)
 
     @property

@@ -18,7 +18,7 @@ from typing import Any
 
 from jinja2 import Template
 
-from freetoken.errors import RequestError
+from freetoken.errors import RequestError, shown
 from freetoken.tokenizer.base import Message
 from freetoken.tokenizer.chat_meter import (
     DEFAULT_LIMITS,
@@ -29,7 +29,10 @@ from freetoken.tokenizer.chat_meter import (
 )
 from freetoken.tokenizer.chat_sandbox import Sandbox
 
-__all__ = ["ChatTemplate", "RenderLimits", "choose_template"]
+__all__ = ["ChatTemplate", "RenderLimits", "check_messages", "choose_template"]
+
+_BYTES = (bytes, bytearray, memoryview)
+_EXPECTED = 'expected [{"role": "user", "content": "..."}]'
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class ChatTemplate:
         variables: Mapping[str, Any],
     ) -> str:
         """The prompt of `messages`. Raises RequestError with the template's reason."""
-        _check_messages(messages)
+        check_messages(messages)
         names: dict[str, Any] = {
             **self.tokens,
             "tools": None,
@@ -99,16 +102,21 @@ def choose_template(named: Mapping[str, str]) -> str | None:
     return next(iter(named.values())) if len(named) == 1 else None
 
 
-def _check_messages(messages: Sequence[Message]) -> None:
-    if isinstance(messages, (str, Mapping)) or not messages:
-        raise RequestError(
-            f"a chat is a non-empty list of messages, found {type(messages).__name__}"
-            f"{'' if messages else ' without any'}: expected "
-            '[{"role": "user", "content": "..."}]'
-        )
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raises RequestError unless it is a list of messages with roles. What else a message needs
+    its template says."""
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, *_BYTES)):
+        raise RequestError(f"a chat is a list of messages; found {shown(messages)}, {_EXPECTED}")
+    if not messages:
+        raise RequestError(f"a chat is a list of messages; found one without any, {_EXPECTED}")
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise RequestError(
-                f"message {index} of the chat has no role: found {message!r}, expected "
+                f"message {index} of the chat has no role: found {shown(message)}, expected "
                 '{"role": "system" | "user" | "assistant" | "tool", "content": "..."}'
+            )
+        if isinstance(message.get("content"), _BYTES):  # a template would print b'...'
+            raise RequestError(
+                f"message {index} of the chat has {shown(message['content'])} as its content; "
+                "expected a text: decode it first, .decode('utf-8')"
             )

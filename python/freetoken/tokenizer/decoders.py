@@ -13,7 +13,7 @@ import tokenizers
 from freetoken.errors import CheckpointError
 from freetoken.tokenizer.bytelevel import token_bytes
 from freetoken.tokenizer.sentencepiece import SPACE, byte_of_token
-from freetoken.tokenizer.stream import Vocabulary
+from freetoken.tokenizer.stream import Vocabulary, pieces_by_id
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ def vocabulary_of(tokenizer: tokenizers.Tokenizer, path: Path) -> Vocabulary:
     rules = _rules(tokenizer, path)
     added = tokenizer.get_added_tokens_decoder()
     vocab = tokenizer.get_vocab(with_added_tokens=True)
-    pieces = [b""] * (max(vocab.values(), default=-1) + 1)
+    pieces = {}
     for token, token_id in vocab.items():
         literal = rules.byte_level and token_id in added
         pieces[token_id] = token.encode("utf-8") if literal else rules.piece(token)
     special = frozenset(token_id for token_id, token in added.items() if token.special)
-    return Vocabulary(pieces, special, rules.strips_first_space)
+    return Vocabulary(pieces_by_id(pieces, path), special, rules.strips_first_space)
 
 
 def _rules(tokenizer: tokenizers.Tokenizer, path: Path) -> _Rules:

@@ -12,13 +12,13 @@ import tokenizers
 from tokenizers import AddedToken
 
 from freetoken.checkpoints.base import Checkpoint
-from freetoken.checkpoints.mapping import read_json_object
+from freetoken.checkpoints.mapping import read_json_object, read_text
 from freetoken.errors import CheckpointError
 from freetoken.tokenizer.absent import AbsentTokenizer
 from freetoken.tokenizer.base import Tokenizer
 from freetoken.tokenizer.chat import ChatTemplate, choose_template
 from freetoken.tokenizer.decoders import vocabulary_of
-from freetoken.tokenizer.fast import FastEncoder
+from freetoken.tokenizer.fast import FastEncoder, panics_explained
 from freetoken.tokenizer.spm_directory import load_spm_tokenizer
 from freetoken.tokenizer.text import SpecialIds, TextTokenizer
 
@@ -55,7 +55,11 @@ class TokenizerFiles:
     def named_tokens(self) -> dict[str, str]:
         """{"bos_token": "<s>", ...} as tokenizer_config.json has them."""
         texts = {name: token_text(self.tokenizer_config.get(name)) for name in _TOKEN_NAMES}
-        return {name: text for name, text in texts.items() if text is not None}
+        named = {name: text for name, text in texts.items() if text is not None}
+        for name, text in named.items():
+            with self._reading(name, "valid Unicode"):
+                text.encode("utf-8")  # fails for lone surrogates
+        return named
 
     def added_tokens(self) -> dict[int, AddedToken]:
         """`added_tokens_decoder` of tokenizer_config.json, by id."""
@@ -74,7 +78,7 @@ class TokenizerFiles:
         """chat_template.jinja if there is one, else what tokenizer_config.json has."""
         file = self.directory / "chat_template.jinja"
         if file.is_file():
-            return ChatTemplate(file.read_text(encoding="utf-8"), self.named_tokens())
+            return ChatTemplate(read_text(file), self.named_tokens())
         with self._reading("chat_template", 'a text, or a list of {"name", "template"}'):
             source = _template_source(self.tokenizer_config.get("chat_template"))
         return None if source is None else ChatTemplate(source, self.named_tokens())
@@ -132,7 +136,7 @@ def load_hf_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
 def token_text(entry: object) -> str | None:
     """A token's text in tokenizer_config.json: a string, or an object with `content`."""
     if isinstance(entry, Mapping):
-        return token_text(entry.get("content"))
+        entry = entry.get("content")
     return entry if isinstance(entry, str) else None
 
 
@@ -141,12 +145,7 @@ def _load_tokenizer_json(files: TokenizerFiles) -> TextTokenizer:
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception for whatever is wrong
-        raise CheckpointError(
-            f"cannot be read as a tokenizer: {error}",
-            file=path,
-            expected="a tokenizer.json of the tokenizers library",
-            hint="download the file again (a Git LFS pointer of about 130 bytes is not the file)",
-        ) from error
+        raise _unreadable(path, error) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     named = files.named_tokens()
@@ -154,7 +153,7 @@ def _load_tokenizer_json(files: TokenizerFiles) -> TextTokenizer:
     bos = named.get("bos_token")
     eos = named.get("eos_token")
     eos_id = None if eos is None else tokenizer.token_to_id(eos)
-    prefix, suffix = _surroundings(tokenizer)
+    prefix, suffix = _surroundings(tokenizer, path)
     return TextTokenizer(
         encoder=FastEncoder(tokenizer),
         vocabulary=vocabulary_of(tokenizer, path),
@@ -165,6 +164,15 @@ def _load_tokenizer_json(files: TokenizerFiles) -> TextTokenizer:
             suffix=suffix,
         ),
         chat=files.chat_template(),
+    )
+
+
+def _unreadable(path: Path, error: BaseException) -> CheckpointError:
+    return CheckpointError(
+        f"cannot be read as a tokenizer: {error}",
+        file=path,
+        expected="a tokenizer.json of the tokenizers library",
+        hint="download the file again (a Git LFS pointer of about 130 bytes is not the file)",
     )
 
 
@@ -188,10 +196,13 @@ def _add_missing(
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in missing])
 
 
-def _surroundings(tokenizer: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _surroundings(
+    tokenizer: tokenizers.Tokenizer, path: Path
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What the post-processor puts before and after a text."""
-    bare = tokenizer.encode("a", add_special_tokens=False).ids
-    full = tokenizer.encode("a", add_special_tokens=True).ids
+    with panics_explained(lambda error: _unreadable(path, error)):
+        bare = tokenizer.encode("a", add_special_tokens=False).ids
+        full = tokenizer.encode("a", add_special_tokens=True).ids
     start = next(
         (i for i in range(len(full) - len(bare) + 1) if full[i : i + len(bare)] == bare),
         len(full),

@@ -25,7 +25,7 @@ from freetoken.tokenizer.spm_model import (
     TokenType,
     read_sentencepiece_model,
 )
-from freetoken.tokenizer.stream import Vocabulary
+from freetoken.tokenizer.stream import Vocabulary, pieces_by_id
 from freetoken.tokenizer.text import SpecialIds, TextTokenizer
 
 _MERGED = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
@@ -60,7 +60,7 @@ def load_spm_tokenizer(
     adds_eos = bool(config.get("add_eos_token", False)) and eos is not None
     return TextTokenizer(
         encoder=encoder,
-        vocabulary=_vocabulary(model, texts, added),
+        vocabulary=_vocabulary(model, texts, added, path.parent / "tokenizer_config.json"),
         special=SpecialIds(
             bos_id=bos,
             eos_ids=end_ids | (frozenset() if eos is None else {eos}),
@@ -110,20 +110,20 @@ def _specials(model: SentencePieceModel, added: Mapping[int, AddedToken]) -> dic
 
 
 def _vocabulary(
-    model: SentencePieceModel, texts: Mapping[int, str], added: Mapping[int, AddedToken]
+    model: SentencePieceModel,
+    texts: Mapping[int, str],
+    added: Mapping[int, AddedToken],
+    file: Path,
 ) -> Vocabulary:
-    pieces = [b""] * (max(texts) + 1)
-    for token_id, text in texts.items():
-        pieces[token_id] = _unescaped(text).encode("utf-8")
-    for token_id, byte in _byte_tokens(model).items():
-        pieces[token_id] = bytes((byte,))
+    pieces = {token_id: _unescaped(text).encode("utf-8") for token_id, text in texts.items()}
+    pieces.update({token_id: bytes((byte,)) for token_id, byte in _byte_tokens(model).items()})
     hidden = {
         token_id
         for token_id, kind in enumerate(model.types)
         if kind in (TokenType.CONTROL, TokenType.UNKNOWN)
     }
     hidden |= {token_id for token_id, token in added.items() if token.special}
-    return Vocabulary(pieces, frozenset(hidden), model.add_dummy_prefix)
+    return Vocabulary(pieces_by_id(pieces, file), frozenset(hidden), model.add_dummy_prefix)
 
 
 def _byte_tokens(model: SentencePieceModel) -> dict[int, int]:

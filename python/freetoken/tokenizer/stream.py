@@ -3,10 +3,37 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from freetoken.errors import RequestError
+from freetoken.errors import CheckpointError, RequestError
+
+# Ten times the largest vocabulary that we know; pieces are kept by id, gaps included.
+MAX_TOKENS = 1 << 22
+
+
+def check_ids(ids: Collection[int], file: Path) -> None:
+    """Raises CheckpointError, which names `file`, for ids that no vocabulary has. To be asked
+    before a table is made, which is as long as the highest id."""
+    for token_id in (min(ids, default=0), max(ids, default=0)):
+        if not 0 <= token_id < MAX_TOKENS:
+            raise CheckpointError(
+                "a token has an impossible id",
+                file=file,
+                found=f"the id {token_id}; {len(ids)} tokens have ids",
+                expected=f"ids from 0 to {MAX_TOKENS - 1}",
+                hint="the file is damaged: download it again",
+            )
+
+
+def pieces_by_id(pieces: Mapping[int, bytes], file: Path) -> list[bytes]:
+    """The pieces of a `Vocabulary`. Raises CheckpointError as `check_ids` does."""
+    check_ids(pieces.keys(), file)
+    table = [b""] * (max(pieces, default=-1) + 1)
+    for token_id, piece in pieces.items():
+        table[token_id] = piece
+    return table
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from freetoken.errors import RequestError
+from freetoken.errors import RequestError, shown
 from freetoken.tokenizer.base import Message
 from freetoken.tokenizer.chat import ChatTemplate
 from freetoken.tokenizer.stream import IncrementalDecoder, Vocabulary
@@ -58,7 +59,7 @@ class TextTokenizer:
         return self.chat is not None
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        _check_unicode(text)
+        _check_text(text)
         ids = self.encoder.encode(text)
         return [*self.special.prefix, *ids, *self.special.suffix] if add_special else ids
 
@@ -66,7 +67,7 @@ class TextTokenizer:
         self, ids: Iterable[int], *, skip_special: bool = True, continuation: bool = False
     ) -> str:
         decoder = self.stream(skip_special=skip_special, continuation=continuation)
-        return "".join(map(decoder.push, ids)) + decoder.flush()
+        return "".join(map(decoder.push, _checked_ids(ids))) + decoder.flush()
 
     def stream(
         self, *, skip_special: bool = True, continuation: bool = False
@@ -90,7 +91,10 @@ class TextTokenizer:
         return self.chat.render(messages, add_generation_prompt, variables or {})
 
 
-def _check_unicode(text: str) -> None:
+def _check_text(text: object) -> None:
+    if not isinstance(text, str):
+        hint = "; decode it first: .decode('utf-8')" if isinstance(text, (bytes, bytearray)) else ""
+        raise RequestError(f"the text to encode is {shown(text)}; expected a str{hint}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -98,3 +102,21 @@ def _check_unicode(text: str) -> None:
             f"the text has the lone surrogate {text[error.start]!a} at position {error.start}: "
             "expected valid Unicode; decode its source as UTF-8 with errors='replace'"
         ) from error
+
+
+def _checked_ids(ids: Iterable[int]) -> Iterator[int]:
+    """Whole numbers of any kind, as Python's."""
+    expected = "expected token ids, a list of whole numbers"
+    if isinstance(ids, (str, bytes, bytearray, memoryview, Mapping)):
+        raise RequestError(f"the tokens to decode are {shown(ids)}; {expected}")
+    try:
+        items = iter(ids)
+    except TypeError as error:
+        raise RequestError(f"the tokens to decode are {shown(ids)}; {expected}") from error
+    for index, item in enumerate(items):
+        try:
+            yield operator.index(item)
+        except Exception as error:  # whatever the object's own method raises
+            raise RequestError(
+                f"token {index} to decode is {shown(item)}; expected a whole number"
+            ) from error

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from freetoken.checkpoints.base import Checkpoint
-from freetoken.errors import CheckpointError
+from freetoken.errors import CheckpointError, shown
 from freetoken.models.families.common import Family
 from freetoken.models.families.gpt_oss import GPT_OSS
 from freetoken.models.families.llama import LLAMA, MISTRAL
 from freetoken.models.families.mixtral import MIXTRAL
 from freetoken.models.families.qwen3 import QWEN3
 from freetoken.models.families.qwen3_moe import QWEN3_MOE
+from freetoken.models.fields import Fields
 
 HF_FAMILIES = {
     "gpt_oss": GPT_OSS,
@@ -33,16 +34,13 @@ def family_of(checkpoint: Checkpoint) -> Family:
         raise CheckpointError(
             "unknown model architecture",
             file=checkpoint.path,
-            found=f"{key} = {name!r}" if key in checkpoint.metadata else f"no {key!r}",
+            found=f"{key} = {shown(name)}" if key in checkpoint.metadata else f"no {key!r}",
             expected=f"{key} = one of {', '.join(families)}",
             hint="use a checkpoint of a supported architecture; "
             "adapters, encoders and vision models cannot be loaded",
         )
-    if (
-        checkpoint.kind == "gguf"
-        and name == "llama"
-        and checkpoint.metadata.get("llama.expert_count")
-    ):
+    is_llama = checkpoint.kind == "gguf" and name == "llama"
+    if is_llama and Fields.of(checkpoint).integer("expert_count", 0, minimum=0):
         return MIXTRAL
     return families[name]
 

@@ -15,6 +15,9 @@ from freetoken.models.spec import AttentionSpec, DecoderSpec, DenseMlpSpec, MoeS
 
 MAX_LAYERS = 4096
 MAX_EXPERTS = 65536
+MAX_HEAD_DIM = 65536
+_MOST_EPS = 1.0
+_MOST_SCALE = 1000.0
 Mlps = tuple[DenseMlpSpec | MoeSpec, ...]
 Windows = tuple[int | None, ...]
 
@@ -69,7 +72,7 @@ def hf_decoder(
     the config is silent (head_dim None: hidden / heads); `windows` None: no layer has one."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     if config.has("head_dim") or head_dim is not None:
-        head_dim = config.integer("head_dim", head_dim)
+        head_dim = config.integer("head_dim", head_dim, maximum=MAX_HEAD_DIM)
     else:
         head_dim = _derived_head_dim(config, "hidden_size", hidden, heads)
     context = config.integer("max_position_embeddings", 2048)
@@ -78,7 +81,7 @@ def hf_decoder(
         hidden=hidden,
         vocab=config.integer("vocab_size"),
         context_tokens=context,
-        norm_eps=config.number("rms_norm_eps", norm_eps),
+        norm_eps=config.number("rms_norm_eps", norm_eps, most=_MOST_EPS),
         tied_embeddings=config.flag("tie_word_embeddings", False),
         attention=AttentionSpec(
             heads=heads,
@@ -115,14 +118,14 @@ def gguf_decoder(
         keys.require(key, (0, 1), "scaled embeddings, residuals or logits are not supported")
     hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     if keys.has("attention.key_length"):
-        head_dim = keys.integer("attention.key_length")
+        head_dim = keys.integer("attention.key_length", maximum=MAX_HEAD_DIM)
     else:
         head_dim = _derived_head_dim(keys, "embedding_length", hidden, heads)
     if keys.integer("attention.value_length", head_dim) != head_dim:
         raise keys.error("attention.value_length", expected=f"{head_dim}, the key length")
     context = keys.integer("context_length")
     window = keys.integer("attention.sliding_window", 0, minimum=0)
-    scale = keys.number("attention.scale", 0.0, positive=False)
+    scale = keys.number("attention.scale", 0.0, positive=False, least=0.0, most=_MOST_SCALE)
     query = GGUF_NAMES.query.format(layer=0)
     output = GGUF_NAMES.output.format(layer=0)
     return DecoderSpec(
@@ -130,7 +133,7 @@ def gguf_decoder(
         hidden=hidden,
         vocab=_embedding_rows(checkpoint),
         context_tokens=context,
-        norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+        norm_eps=keys.number("attention.layer_norm_rms_epsilon", most=_MOST_EPS),
         tied_embeddings=GGUF_NAMES.lm_head not in checkpoint,
         attention=AttentionSpec(
             heads=heads,
@@ -183,10 +186,7 @@ def gguf_layers(keys: Fields) -> int:
 def bounded(fields: Fields, key: str, maximum: int) -> int:
     """An integer from 1 to `maximum`: what a sane file can say, so that a damaged one is refused
     before anything of that size is built."""
-    value = fields.integer(key)
-    if value > maximum:
-        raise fields.error(key, expected=f"an integer from 1 to {maximum}")
-    return value
+    return fields.integer(key, maximum=maximum)
 
 
 def moe_spec(
@@ -225,6 +225,8 @@ def check_gguf_router(keys: Fields) -> None:
 def _derived_head_dim(fields: Fields, key: str, hidden: int, heads: int) -> int:
     if hidden % heads:
         raise fields.error(key, expected=f"a multiple of the {heads} heads, or a head size")
+    if hidden // heads > MAX_HEAD_DIM:
+        raise fields.error(key, expected=f"at most {MAX_HEAD_DIM} for each of the {heads} heads")
     return hidden // heads
 
 

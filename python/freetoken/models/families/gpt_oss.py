@@ -35,6 +35,7 @@ from freetoken.models.names import (
 from freetoken.models.spec import DecoderSpec, MoeSpec
 from freetoken.moe.store import Bytes, ExpertTensor
 
+_MOST_SWIGLU = 1e6  # beyond it float32 overflows
 # what transformers assumes where a config says nothing about rotary embeddings
 _THETA = 150000.0
 _ROPE = {
@@ -160,7 +161,8 @@ def _hf_spec(config: Fields) -> DecoderSpec:
         intermediate="intermediate_size",
         renormalize=True,
         activation=ClampedSwiGlu(
-            alpha=config.number("swiglu_alpha", 1.702), limit=config.number("swiglu_limit", 7.0)
+            alpha=config.number("swiglu_alpha", 1.702, most=_MOST_SWIGLU),
+            limit=config.number("swiglu_limit", 7.0, most=_MOST_SWIGLU),
         ),
     )
     return hf_decoder(

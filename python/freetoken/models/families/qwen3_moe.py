@@ -22,6 +22,8 @@ def _mlps(config: Fields) -> Mlps:
     """Layer i is MoE if it is not in mlp_only_layers and decoder_sparse_step divides i + 1."""
     step = config.integer("decoder_sparse_step", 1)
     dense_layers = config.array("mlp_only_layers") if config.has("mlp_only_layers") else []
+    if not all(type(layer) is int for layer in dense_layers):
+        raise config.error("mlp_only_layers", expected="an array of layer numbers")
     moe = moe_spec(
         config,
         experts="num_local_experts" if config.has("num_local_experts") else "num_experts",
