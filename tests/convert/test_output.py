@@ -113,7 +113,7 @@ def test_leftovers_that_cannot_be_cleared_are_in_nobodys_way(tmp_path: Path) -> 
     os.mkfifo(tmp_path / ".m.gguf.partial-pipe")
     with AtomicFile(tmp_path / "m.gguf", 10) as file:
         file.publish()
-    assert (tmp_path / "m.gguf").is_file() and folder.is_dir()
+    assert (tmp_path / "m.gguf").is_file() and folder.is_dir() and link.is_symlink()
     assert (tmp_path / "precious").read_bytes() == b"precious"
 
 

@@ -118,6 +118,14 @@ def test_numbers_near_nothing_stay_near_nothing(name: str, exponent: int) -> Non
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("exponent", [-149, -140, -127, -110])
+def test_a_tensor_near_nothing_has_a_factor(exponent: int) -> None:
+    numbers = np.ldexp(np.ones((1, 64), np.float32), exponent)
+    found = restored(numbers, "NVFP4")
+    assert np.isfinite(found).all() and np.abs(found - numbers).max() <= numbers.max()
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("name", QUANTIZABLE)
 def test_numbers_just_below_the_reach_of_a_format(name: str) -> None:
     most = np.float32(min(too_large(name), float(np.finfo(np.float32).max)))
