@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,7 +109,13 @@ def test_a_table_of_all_formats(ft: Ft) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--format", "Q9"), "unsupported weight format"),
+        (("--format", "Q9"), "--format: found 'Q9', expected some of F32"),
+        (("--format", "Q4_0,"), "--format: found ''"),
+        (("--format", "Q4_0,all"), "--format: found 'all'"),
+        (("--format", "Q8_0,Q4_K", "--hidden", 96), "--format Q4_K: found 96 columns"),
+        (("--hidden", 96), "found 96 columns, expected a multiple of 256"),
+        (("--format", "Q4_0", "--threads", 10**12), "threads: found 1000000000000"),
+        (("--format", "Q4_0", "--threads", -(10**12)), "threads: found -1000000000000"),
         (("--format", "Q4_K", "--hidden", 96), "found 96 columns, expected a multiple of 256"),
         (("--format", "Q4_0", "--top-k", 65), "--top-k: found 65, expected at most 64"),
         (("--format", "Q4_0", "--tokens", 0), "--tokens, --calls: expected 1 or more"),
@@ -116,8 +124,9 @@ def test_a_table_of_all_formats(ft: Ft) -> None:
 )
 def test_options_that_cannot_be_used(options: tuple[object, ...], message: str, ft: Ft) -> None:
     run = ft("experts", *options)
-    assert run.exit_code in (1, 2)
+    assert run.exit_code == 2
     assert message in run.stderr and "Traceback" not in run.stderr
+    assert run.stdout == ""  # nothing was measured before
 
 
 def test_shapes_are_checked() -> None:
@@ -138,6 +147,48 @@ def test_memory(ft: Ft) -> None:
 def test_more_memory_than_there_is() -> None:
     with pytest.raises(CapacityError, match=r"needs 1048576\.0 GiB of memory and"):
         memory.huge_buffer(1 << 50)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--tokens", 10**9), ("--tokens", 10**30), ("--hidden", 2**40), ("--intermediate", 2**40),
+     ("--experts", 10**12)],
+)  # fmt: skip
+def test_sizes_beyond_the_memory(options: tuple[object, ...], ft: Ft) -> None:
+    run = ft("experts", "--format", "Q4_0", *SIZES, *options)
+    assert run.exit_code == 1, run.output
+    assert "GiB of memory" in run.stderr and run.stdout == ""
+
+
+def test_memory_that_the_system_refuses(ft: Ft, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(memory.mmap, "mmap", refuse)
+    run = ft("memory")
+    assert run.exit_code == 1
+    assert "refuses: Cannot allocate memory; look at the limits" in run.stderr
+
+
+def test_a_python_that_runs_out_of_memory(ft: Ft, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(_size_bytes: int, beside_bytes: int = 0) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(memory, "huge_buffer", exhausted)
+    run = ft("memory")
+    assert run.exit_code == 1 and "out of memory: the system refuses more" in run.stderr
+
+
+@pytest.mark.parametrize(("prompt", "decode"), [(500, 12), (1, 511), (10**15, 1), (512, 1)])
+def test_tokens_beyond_the_context(prompt: int, decode: int, ft: Ft, model: Path) -> None:
+    run = ft("model", "--model", model, "--prompt-tokens", prompt, "--decode-tokens", decode)
+    assert run.exit_code == 2
+    assert "expected at most 511 together (the model's context is 512)" in run.stderr
+
+
+def test_the_last_tokens_of_the_context(ft: Ft, model: Path) -> None:
+    run = ft("model", "--model", model, "--prompt-tokens", 501, "--decode-tokens", 10, "--runs", 1)
+    assert run.exit_code == 0, run.stderr
 
 
 def test_the_last_level_cache_is_the_largest(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import shutil
+import struct
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
@@ -313,6 +314,86 @@ def test_numbers_that_a_format_cannot_hold_are_refused_by_name(tmp_path: Path) -
     assert "cannot be written as F16" in str(caught.value)
     assert list(tmp_path.iterdir()) == [source]
     convert(source, tmp_path / "m.gguf", experts="F16", dense="BF16")
+
+
+def test_numbers_that_bfloat16_rounds_to_infinity(tmp_path: Path) -> None:
+    model = model_of("mixtral")
+    with torch.no_grad():
+        model.model.layers[1].self_attn.q_proj.weight[0, 0] = 3.4e38
+    source = save_hf(model, tmp_path / "hf")
+    with pytest.raises(CheckpointError, match=r"3\.4e\+38(.|\n)*below 3\.39618e\+38"):
+        convert(source, tmp_path / "m.gguf", experts="F16", dense="BF16")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    "place", ["self_attn.k_proj", "input_layernorm", "mlp.experts.down_proj", "mlp.gate"]
+)
+@pytest.mark.parametrize("experts", ["F32", "NVFP4"])
+def test_no_numbers_are_refused_also_where_they_would_be_copied(
+    experts: str, place: str, bad: float, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    model = model_of("qwen3_moe", moe_intermediate_size=64, hidden_size=64, intermediate_size=64)
+    with torch.no_grad():
+        found = {n: p for n, p in model.named_parameters() if f"layers.1.{place}" in n}
+        next(iter(found.values())).view(-1)[-1] = bad
+    source = save_hf(model, tmp_path / "hf")
+    said = "are NaN" if bad != bad else "are infinite"
+    with pytest.raises(CheckpointError, match=f"found:    1 of .* numbers {said}") as caught:
+        convert(source, tmp_path / "m.gguf", experts=experts)
+    assert "1." in str(caught.value).splitlines()[0]
+    assert list(tmp_path.iterdir()) == [source]
+    assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
+
+
+def test_scales_of_copied_blocks_are_looked_at(tmp_path: Path) -> None:
+    tiny = write_gguf(
+        model_of("mixtral", hidden_size=64, intermediate_size=64), tmp_path / "in.gguf",
+        expert_type=Q.Q8_0,
+    )  # fmt: skip
+    tensor = next(
+        t for t in gguf.GGUFReader(tiny.path).tensors if t.name == "blk.1.ffn_up_exps.weight"
+    )
+    content = bytearray(tiny.path.read_bytes())
+    at = tensor.data_offset + tensor.n_bytes - 34  # the last block's scale
+    content[at : at + 2] = np.array([np.nan], "<f2").tobytes()
+    tiny.path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"blk\.1\.ffn_up_exps(.|\n)*32 of .* are NaN"):
+        convert(tiny.path, tmp_path / "out.gguf", experts="Q8_0")
+
+
+def test_biases_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    model = model_of("gpt_oss", swiglu_limit=7.0, rope_parameters=GPT_OSS_ROPE)
+    with torch.no_grad():
+        model.model.layers[1].mlp.experts.down_proj_bias[2, 3] = float("nan")
+    with pytest.raises(CheckpointError, match=r"blk\.1\.ffn_down_exps\.bias"):
+        convert(save_hf(model, tmp_path / "hf"), tmp_path / "m.gguf", experts="F32")
+
+
+def test_a_link_to_nothing_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").symlink_to(tmp_path / "target.gguf")
+    with pytest.raises(ConfigError, match=r"is a link to nothing \(.*target\.gguf\)"):
+        convert(tmp_path, tmp_path / "m.gguf", experts="F16")
+    assert (tmp_path / "m.gguf").is_symlink()
+
+
+def test_empty_lists_in_the_metadata(tmp_path: Path) -> None:
+    """GGUF allows them, the gguf package reads but does not write them."""
+    tiny = write_gguf(model_of("mixtral"), tmp_path / "in.gguf", expert_type=Q.F16)
+    content = tiny.path.read_bytes()
+
+    def pair(key: bytes, value: bytes) -> bytes:
+        return struct.pack("<Q", len(key)) + key + value
+
+    tags = pair(b"general.tags", struct.pack("<IIQ", 9, 8, 0))
+    pad = -(len(tags) + len(pair(b"general.note", struct.pack("<IQ", 8, 0)))) % 32
+    note = pair(b"general.note", struct.pack("<IQ", 8, pad) + b"x" * pad)
+    counts = struct.unpack("<QQ", content[8:24])
+    head = content[:8] + struct.pack("<QQ", counts[0], counts[1] + 2)
+    tiny.path.write_bytes(head + tags + note + content[24:])
+    made = convert(tiny.path, tmp_path / "out.gguf", experts="F16")
+    fields = gguf.GGUFReader(made.path).fields
+    assert fields["general.note"].contents() == "x" * pad and "general.tags" not in fields
 
 
 def test_an_existing_output_is_not_touched(tmp_path: Path) -> None:

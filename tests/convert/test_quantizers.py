@@ -7,7 +7,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from freetoken.convert.quantizers import QUANTIZABLE, quantize, tensor_factor
+from freetoken.convert.quantizers import (
+    _PIECE_NUMBERS,
+    QUANTIZABLE,
+    quantize,
+    tensor_factor,
+    too_large,
+)
 from freetoken.formats import by_name
 
 Array = npt.NDArray[np.float32]
@@ -95,3 +101,51 @@ def test_one_outlier_costs_its_own_sub_block_alone() -> None:
     found = restored(numbers, "NVFP4")
     assert abs(found[0, 7] - 5.0) < 0.2
     assert relative_error(found[:, 16:], numbers[:, 16:]) < 2 * RELATIVE_ERROR["NVFP4"]
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("exponent", [-149, -140, -127, -126, -125, -100, -30])
+@pytest.mark.parametrize("name", QUANTIZABLE)
+def test_numbers_near_nothing_stay_near_nothing(name: str, exponent: int) -> None:
+    """Some blocks of real models are all but zero: no scale of theirs may wrap or divide by it."""
+    numbers = normal(2, 512)
+    numbers[0, :256] = np.ldexp(numbers[0, :256], exponent)
+    numbers[1] = np.ldexp(numbers[1], exponent)
+    found = restored(numbers, name)
+    tiny = np.concatenate([found[0, :256], found[1]])
+    assert np.isfinite(tiny).all() and np.abs(tiny).max() <= 2 * np.abs(numbers[1]).max()
+    assert relative_error(found[0, 256:], numbers[0, 256:]) <= 1.3 * RELATIVE_ERROR[name]
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("exponent", [-149, -140, -127, -110])
+def test_a_tensor_near_nothing_has_a_factor(exponent: int) -> None:
+    numbers = np.ldexp(np.ones((1, 64), np.float32), exponent)
+    found = restored(numbers, "NVFP4")
+    assert np.isfinite(found).all() and np.abs(found - numbers).max() <= numbers.max()
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("name", QUANTIZABLE)
+def test_numbers_just_below_the_reach_of_a_format(name: str) -> None:
+    most = np.float32(min(too_large(name), float(np.finfo(np.float32).max)))
+    numbers = np.full((1, 256), np.nextafter(most, np.float32(0)))
+    numbers[:, ::2] *= -1
+    found = restored(numbers, name)
+    assert np.isfinite(found).all()
+    assert np.abs(found / numbers - 1).max() < 0.3
+
+
+def test_from_its_reach_on_bfloat16_is_infinite() -> None:
+    numbers = np.array([[too_large("BF16")]], np.float32)
+    with np.errstate(over="ignore"):
+        assert np.isinf(restored(numbers, "BF16")).all()
+
+
+@pytest.mark.parametrize("name", QUANTIZABLE)
+def test_pieces_are_the_whole(name: str) -> None:
+    numbers = normal(2 * (_PIECE_NUMBERS // 256) + 3, 256).reshape(1, -1, 256)
+    rows = [quantize(numbers[0, at : at + 1], name) for at in (0, 1023, 1024, 2047, 2050)]
+    packed = quantize(numbers, name)
+    assert packed.shape[:2] == numbers.shape[:2]
+    np.testing.assert_array_equal(packed[0, [0, 1023, 1024, 2047, 2050]], np.concatenate(rows))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from freetoken.bench.experts import (
     ExpertShape,
     ExpertsResult,
+    check_blocks,
     formats_with_kernels,
     measure_experts,
+    named_formats,
 )
 from freetoken.bench.memory import MemoryResult, measure_memory
 from freetoken.bench.model import ModelResult, measure_model
@@ -16,8 +18,10 @@ __all__ = [
     "ExpertsResult",
     "MemoryResult",
     "ModelResult",
+    "check_blocks",
     "formats_with_kernels",
     "measure_experts",
     "measure_memory",
     "measure_model",
+    "named_formats",
 ]

@@ -83,6 +83,27 @@ def formats_with_kernels(isa: str | None = None) -> list[WeightFormat]:
         ops.close()
 
 
+def named_formats(names: str, isa: str | None = None) -> list[WeightFormat]:
+    """Of names with commas between them. Raises ConfigError for one without kernel."""
+    there = {fmt.name: fmt for fmt in formats_with_kernels(isa)}
+    for name in names.split(","):
+        if name not in there:
+            raise ConfigError(
+                f"--format: found {name!r}, expected some of {', '.join(there)}, or all"
+            )
+    return [there[name] for name in names.split(",")]
+
+
+def check_blocks(fmt: WeightFormat, shape: ExpertShape) -> None:
+    """Raises ConfigError for sizes that the format's blocks do not fit."""
+    for _, cols in shape.parts:
+        if cols % fmt.block_elements:
+            raise ConfigError(
+                f"--format {fmt.name}: found {cols} columns, expected a multiple of "
+                f"{fmt.block_elements} (--hidden and --intermediate)"
+            )
+
+
 def measure_experts(
     fmt: WeightFormat,
     shape: ExpertShape,
@@ -93,18 +114,14 @@ def measure_experts(
     isa: str | None = None,
 ) -> ExpertsResult:
     """Time `calls` decode steps of random routes, each followed by a read of as random a stretch
-    of the same pool. Raises ConfigError for sizes that the format's blocks do not fit."""
+    of the same pool. Raises ConfigError for sizes that the format's blocks do not fit, and
+    CapacityError for more tokens or experts than fit into memory."""
     if tokens < 1 or calls < 1:
         raise ConfigError("--tokens, --calls: expected 1 or more")
-    for _, cols in shape.parts:
-        if cols % fmt.block_elements:
-            raise ConfigError(
-                f"--format {fmt.name}: found {cols} columns, expected a multiple of "
-                f"{fmt.block_elements} (--hidden and --intermediate)"
-            )
+    check_blocks(fmt, shape)
     ops = CpuOps(threads, isa)
     try:
-        return _Bench(fmt, shape, ops).run(tokens, calls)
+        return _Bench(fmt, shape, ops, tokens).run(calls)
     finally:
         ops.close()
 
@@ -120,15 +137,18 @@ def random_layer(fmt: WeightFormat, shape: ExpertShape) -> ExpertBank:
 class _Bench:
     """Layers of random experts in one pool, visited in turn."""
 
-    def __init__(self, fmt: WeightFormat, shape: ExpertShape, ops: CpuOps) -> None:
+    def __init__(self, fmt: WeightFormat, shape: ExpertShape, ops: CpuOps, tokens: int) -> None:
         self._shape = shape
+        self._tokens = tokens
         self._format = fmt
         self._ops = ops
         self._rng = np.random.default_rng(0)
         self._expert_bytes = sum(sum(matrix_bytes(fmt, *part)) for part in shape.parts)
         layer = _LayerLayout(fmt, shape)
         layers = max(_LEAST_LAYERS, -(-pool_bytes() // layer.bytes))
-        self._pool = huge_buffer(layers * layer.bytes)
+        self._pool = huge_buffer(
+            layers * layer.bytes, beside_bytes=_step_bytes(shape, tokens, layers)
+        )
         self._kernels: list[ExpertKernel] = []
         layer.fill(self._pool[: layer.bytes], self._rng)
         for i in range(layers):
@@ -137,9 +157,9 @@ class _Bench:
                 memory[:] = self._pool[: layer.bytes]
             self._kernels.append(ops.expert_kernel(layer.bank(memory)))
 
-    def run(self, tokens: int, calls: int) -> ExpertsResult:
+    def run(self, calls: int) -> ExpertsResult:
         """Every call is one step through all layers of the pool, replayed as a decode step is."""
-        shape, layers = self._shape, len(self._kernels)
+        shape, tokens, layers = self._shape, self._tokens, len(self._kernels)
         x = torch.from_numpy(self._rng.standard_normal((tokens, shape.hidden), np.float32))
         weights = torch.full((tokens, shape.top_k), 1 / shape.top_k)
         ids = [self._routes(tokens) for _ in self._kernels]
@@ -191,6 +211,15 @@ class _Bench:
         size = min(_READ_BYTES, len(self._pool))
         start = int(self._rng.integers(0, len(self._pool) - size + 1)) // 4096 * 4096
         return self._pool[start : start + size]
+
+
+def _step_bytes(shape: ExpertShape, tokens: int, layers: int) -> int:
+    """What a step takes beside the weights: each layer's routes (drawn from a table of all experts)
+    and float64 result, and the kernel's float32 work: all experts' activations."""
+    routes = layers * tokens * shape.top_k * 4 + 2 * tokens * shape.experts * 4
+    results = layers * tokens * shape.hidden * 8
+    work = tokens * shape.top_k * (2 * shape.intermediate + 2 * shape.hidden) * 4
+    return routes + results + work + tokens * shape.hidden * 8
 
 
 class _LayerLayout:

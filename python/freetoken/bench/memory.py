@@ -81,16 +81,23 @@ def _bytes_of(text: str) -> int:
     return int(number) << {"K": 10, "M": 20, "G": 30}[unit]
 
 
-def huge_buffer(size_bytes: int) -> Bytes:
+def huge_buffer(size_bytes: int, beside_bytes: int = 0) -> Bytes:
     """Zeroed private memory, on huge pages if the system grants them: with pages of 4 KiB the
-    translation of addresses costs a tenth of the bandwidth. Raises CapacityError."""
+    translation of addresses costs a tenth of the bandwidth. Raises CapacityError if the system
+    refuses, or has not so much and `beside_bytes`, which the caller will take, free."""
     available_bytes = detect_hardware().memory_bytes
-    if size_bytes > available_bytes:
+    if size_bytes + beside_bytes > available_bytes:
         raise CapacityError(
-            f"the benchmark needs {size_bytes / 2**30:.1f} GiB of memory and "
-            f"{available_bytes / 2**30:.1f} GiB are free: end other programs, or ask for fewer or "
-            "smaller experts"
+            f"the benchmark needs {(size_bytes + beside_bytes) / 2**30:.1f} GiB of memory and "
+            f"{available_bytes / 2**30:.1f} GiB are free: end other programs, or ask for fewer "
+            "tokens, or fewer or smaller experts"
         )
-    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise CapacityError(
+            f"the benchmark needs {size_bytes / 2**30:.1f} GiB of memory, which the system "
+            f"refuses: {error.strerror}; look at the limits of this process (ulimit -v)"
+        ) from error
     memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)

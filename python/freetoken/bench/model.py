@@ -57,7 +57,9 @@ def measure_model(
     checkpoint = open_checkpoint(model)
     try:
         bytes_per_token = decode_bytes(checkpoint)
-        vocab = read_spec(checkpoint).vocab
+        spec = read_spec(checkpoint)
+        _check_context(spec.context_tokens, prompt_tokens, decode_tokens)
+        vocab = spec.vocab
     finally:
         checkpoint.close()
     prompt = np.random.default_rng(0).integers(0, vocab, prompt_tokens).tolist()
@@ -89,6 +91,16 @@ def measure_model(
         load_s=stats.timing.load_s,
         runs=runs,
     )
+
+
+def _check_context(context_tokens: int, prompt_tokens: int, decode_tokens: int) -> None:
+    """A generation ends where the context does: its speed would be that of fewer tokens."""
+    most = context_tokens - 1  # one more token comes out of the prefill
+    if prompt_tokens + decode_tokens > most:
+        raise ConfigError(
+            f"--prompt-tokens, --decode-tokens: found {prompt_tokens} and {decode_tokens}, "
+            f"expected at most {most} together (the model's context is {context_tokens})"
+        )
 
 
 def decode_bytes(checkpoint: Checkpoint) -> int:

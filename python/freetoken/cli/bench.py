@@ -59,14 +59,18 @@ def experts(
     from freetoken.cli import run
 
     with run.errors_explained():
-        from freetoken.bench import ExpertShape, formats_with_kernels, measure_experts
-        from freetoken.formats import by_name
+        from freetoken.bench import (
+            ExpertShape,
+            check_blocks,
+            formats_with_kernels,
+            measure_experts,
+            named_formats,
+        )
 
-        if format == ALL_FORMATS:
-            formats = formats_with_kernels(isa)
-        else:
-            formats = [by_name(name) for name in format.split(",")]
         shape = ExpertShape(hidden, intermediate, experts, top_k)
+        formats = formats_with_kernels(isa) if format == ALL_FORMATS else named_formats(format, isa)
+        for fmt in formats:
+            check_blocks(fmt, shape)
         results = []
         for fmt in formats:
             results.append(

@@ -8,13 +8,17 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from freetoken.cli.models import find_model
 from freetoken.cli.run import notes
+from freetoken.cli.signals import tidy_ends
 from freetoken.convert import convert
 
 
 def run(model: str, out: Path, experts: str, dense: str | None) -> None:
     """Convert, and say what was written."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=notes, transient=True) as bar:
+    with (
+        tidy_ends(),
+        Progress(*columns, TimeRemainingColumn(), console=notes, transient=True) as bar,
+    ):
         task = bar.add_task("reading the headers", total=None)
 
         def show(tensor: str, done_bytes: int, total_bytes: int) -> None:

@@ -268,6 +268,15 @@ def errors_explained() -> Iterator[None]:
         _drop_unwritten_output()
         notes.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
+    except MemoryError as error:
+        notes.print(
+            f"error: out of memory: {str(error) or 'the system refuses more'}; ask for less, end "
+            "other programs, or raise the limit (ulimit -v)",
+            style="red",
+            markup=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
         notes.print("\ninterrupted", style="dim")
         raise typer.Exit(130) from error

@@ -79,6 +79,10 @@ def _writable(option: str, name: str) -> WeightFormat:
 
 
 def _check_output(out: Path) -> None:
+    if out.is_symlink() and not out.exists():
+        raise ConfigError(
+            f"--out: {out} is a link to nothing ({os.readlink(out)}); name its target"
+        )
     if out.exists():
         raise ConfigError(f"--out: {out} exists already; remove it, or choose another name")
     if not out.parent.is_dir():

@@ -61,11 +61,11 @@ def _copy(checkpoint: Checkpoint, writer: gguf.GGUFWriter) -> None:
     for key, field in gguf.GGUFReader(checkpoint.path).fields.items():
         if key in _NOT_COPIED or key.startswith(("GGUF.", "split.")):
             continue
-        kind = field.types[0]
-        if kind is gguf.GGUFValueType.ARRAY:
-            writer.add_key_value(key, field.contents(), kind, sub_type=field.types[-1])
-        else:
-            writer.add_key_value(key, field.contents(), kind)
+        kind, value = field.types[0], field.contents()
+        if kind is not gguf.GGUFValueType.ARRAY:
+            writer.add_key_value(key, value, kind)
+        elif value:  # the writer refuses empty lists, which say no more than a key that is absent
+            writer.add_key_value(key, value, kind, sub_type=field.types[-1])
 
 
 def _describe(checkpoint: Checkpoint, writer: gguf.GGUFWriter) -> None:

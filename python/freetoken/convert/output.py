@@ -12,6 +12,15 @@ from types import TracebackType
 
 from freetoken.errors import ConfigError, FreeTokenError
 
+_REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space of your quota",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.ENAMETOOLONG: "choose a shorter name (it gets some letters more while it is written)",
+    errno.EACCES: "make the folder writable",
+    errno.EPERM: "make the folder writable",
+    errno.EROFS: "mount the file system writable",
+}
 _HEADER_BYTES = 64 << 20  # room for metadata: the largest vocabularies take some 20 MB
 
 
@@ -36,12 +45,20 @@ class AtomicFile:
         try:
             self._clear_leftovers()
             self._check_space()
-            self._lock, name = tempfile.mkstemp(prefix=self._prefix, dir=self.final.parent)
+            self._create()
         except OSError as error:
             raise self._explained(error) from error
-        self.partial = Path(name)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
         return self
+
+    def _create(self) -> None:
+        """Anew while another run clears the file away before it has its lock."""
+        while True:
+            self._lock, name = tempfile.mkstemp(prefix=self._prefix, dir=self.final.parent)
+            self.partial = Path(name)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            if os.fstat(self._lock).st_nlink:
+                return
+            os.close(self._lock)
 
     def publish(self) -> None:
         """Flush to disk, then take the final name. Raises ConfigError if it was taken meanwhile."""
@@ -49,14 +66,30 @@ class AtomicFile:
         os.umask(umask)
         os.fchmod(self._lock, 0o666 & ~umask)
         os.fsync(self._lock)
-        if self.final.exists():
-            raise ConfigError(f"{self.final} was created by another program meanwhile; remove it")
-        self.partial.rename(self.final)
+        try:
+            self._take_name()
+        except FileExistsError as error:
+            raise ConfigError(
+                f"{self.final} was created by another program meanwhile; remove it"
+            ) from error
         folder = os.open(self.final.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+    def _take_name(self) -> None:
+        """By a link, which replaces nothing, also of a program that is as fast."""
+        try:
+            os.link(self.partial, self.final)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links, such as FAT
+            if os.path.lexists(self.final):
+                raise FileExistsError(self.final) from None
+            self.partial.rename(self.final)
+        else:
+            self.partial.unlink()
 
     def __exit__(
         self,
@@ -71,10 +104,13 @@ class AtomicFile:
 
     def _clear_leftovers(self) -> None:
         for stale in self.final.parent.glob(glob_escaped(self._prefix) + "*"):
-            descriptor = os.open(stale, os.O_RDWR)
+            try:
+                descriptor = os.open(stale, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW)
+            except OSError:
+                continue  # gone meanwhile, another user's, or no file: it is in nobody's way
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                stale.unlink()
+                stale.unlink(missing_ok=True)
             except BlockingIOError:
                 continue  # a run that is alive
             finally:
@@ -86,7 +122,7 @@ class AtomicFile:
             raise OSError(errno.ENOSPC, f"{free_bytes / 1e6:,.0f} MB free")
 
     def _explained(self, error: OSError) -> FreeTokenError:
-        remedy = "free some space" if error.errno == errno.ENOSPC else "make the folder writable"
+        remedy = _REMEDIES.get(error.errno or 0, "look after the disk")
         return FreeTokenError(
             f"{self.final} could not be written\n"
             f"  found:    {error.strerror or error}\n"

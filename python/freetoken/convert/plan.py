@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from freetoken.checkpoints.base import Checkpoint, TensorEntry
-from freetoken.convert.quantizers import QUANTIZABLE, quantize, tensor_factor
+from freetoken.convert.quantizers import QUANTIZABLE, quantize, tensor_factor, too_large
 from freetoken.convert.rope import rope_factors
 from freetoken.errors import CheckpointError
 from freetoken.formats import BF16, F32, WeightFormat
@@ -25,6 +25,7 @@ from freetoken.moe.store import ExpertTensor
 Order = slice | npt.NDArray[np.intp]
 
 _CHUNK_NUMBERS = 1 << 24  # 64 MiB of float32
+_CHECKED_BYTES = 1 << 20  # of copied rows, decoded at a time
 _INTERLEAVING = ("llama", "mixtral")  # families whose GGUF files pair neighbouring q and k rows
 
 Shape = tuple[int, ...]
@@ -116,7 +117,8 @@ class _Planner:
                         )
         factors = rope_factors(self._checkpoint)
         if factors is not None:
-            yield PlannedTensor("rope_freqs.weight", factors.shape, F32, _whole(factors))
+            name = "rope_freqs.weight"
+            yield PlannedTensor(name, factors.shape, F32, _whole(name, factors))
 
     def _heads(self, role: str) -> int:
         """How many heads' rows are to be interleaved; 0: leave the rows in order."""
@@ -151,9 +153,8 @@ class _Planner:
         if self._checkpoint.kind == "safetensors" and moe.expert_bias:
             biases = self._names.expert_biases.read(self._checkpoint, layer)
             for kind, bias in vars(biases).items():
-                yield PlannedTensor(
-                    f"blk.{layer}.ffn_{kind}_exps.bias", bias.shape, F32, _whole(bias)
-                )
+                name = f"blk.{layer}.ffn_{kind}_exps.bias"
+                yield PlannedTensor(name, bias.shape, F32, _whole(name, bias))
 
     def _parts(self, layer: int, moe: MoeSpec) -> Parts:
         """One layer's are kept: some layouts have to be copied to be read by rows."""
@@ -178,7 +179,8 @@ class _Planner:
             tensor=tensor,
             found=f"rows of {cols} numbers",
             expected=f"a multiple of {target.block_elements}",
-            hint="choose a format with smaller blocks, such as Q8_0, Q4_0 or MXFP4 (32), or BF16",
+            hint="choose F16 or BF16, which have no blocks"
+            + (", or one with blocks of 32: Q8_0, Q4_0, MXFP4" if cols % 32 == 0 else ""),
         )
 
 
@@ -194,10 +196,11 @@ def _expert_tensors(
         source = later()
         for expert in range(shape[0]):
             if copied:
-                yield source.experts[expert]
+                yield _copied(source.experts[expert].reshape(part.rows, -1), target, name)
                 continue
             numbers = _expert_numbers(source, expert)
             if scaled:
+                _check_numbers(numbers, target, name)
                 numbers /= tensor_factor(numbers)
             yield _quantized(numbers, target, name)
 
@@ -207,7 +210,7 @@ def _expert_tensors(
             found = np.ones(shape[0]) if source.factors is None else source.factors
         else:
             found = np.array([tensor_factor(_expert_numbers(source, e)) for e in range(shape[0])])
-        yield found.astype(np.float32).view(np.uint8)
+        yield from _whole(_factor_name(name), found.astype(np.float32))()
 
     yield PlannedTensor(name, shape, target, chunks)
     if scaled:
@@ -253,7 +256,7 @@ def _converted(
     fmt = entry.format
     packed = entry.data.reshape(-1, fmt.row_bytes(entry.shape[-1]))
     if fmt == target and entry.factors is None:
-        return packed[rows]
+        return _copied(packed[rows], target, entry.name)
     if entry.scales is None and entry.factors is None:
         return _quantized(fmt.dequantize(packed[rows]), target, entry.name)
     return _quantized(_planar_rows(entry, rows), target, entry.name)
@@ -266,24 +269,48 @@ def _planar_rows(entry: TensorEntry, rows: Order) -> Float32:
 
 
 def _quantized(numbers: Float32, target: WeightFormat, name: str) -> Bytes:
-    packed = quantize(numbers, target.name)
-    if not np.isfinite(numbers).all() or not _fits(numbers, target):
-        raise CheckpointError(
-            f"this tensor cannot be written as {target.name}",
-            tensor=name,
-            found=f"numbers from {numbers.min()} to {numbers.max()}",
-            expected="finite numbers" + (" below 65504" if target.name != "BF16" else ""),
-            hint="the checkpoint is damaged; or choose BF16, which reaches further",
-        )
+    _check_numbers(numbers, target, name)
+    return quantize(numbers, target.name)
+
+
+def _copied(packed: Bytes, fmt: WeightFormat, name: str) -> Bytes:
+    """Rows [n, row bytes] that stay as they are, if they are numbers."""
+    step = max(1, _CHECKED_BYTES // max(1, packed.shape[-1]))
+    for at in range(0, len(packed), step):
+        with np.errstate(invalid="ignore", over="ignore"):
+            _check_numbers(fmt.dequantize(packed[at : at + step]), fmt, name, copied=True)
     return packed
 
 
-def _fits(numbers: Float32, target: WeightFormat) -> bool:
-    """Whether the scales of the format, often binary16, reach as far as the numbers."""
-    if target.name in ("F32", "BF16", "MXFP4", "NVFP4"):
-        return True
-    return bool(np.abs(numbers).max(initial=0) < 65504)
+def _check_numbers(
+    numbers: Float32, target: WeightFormat, name: str, *, copied: bool = False
+) -> None:
+    """Raises CheckpointError for NaN, infinity, and what the format does not reach."""
+    magnitudes = np.abs(numbers)
+    if np.isnan(magnitudes).any():
+        found = f"{int(np.isnan(magnitudes).sum())} of {magnitudes.size} numbers are NaN"
+    elif np.isinf(magnitudes).any():
+        found = f"{int(np.isinf(magnitudes).sum())} of {magnitudes.size} numbers are infinite"
+    elif not copied and magnitudes.max(initial=0) >= too_large(target.name):
+        found = f"numbers from {numbers.min()} to {numbers.max()}"
+    else:
+        return
+    reach = too_large(target.name)
+    raise CheckpointError(
+        f"this tensor cannot be written as {target.name}",
+        tensor=name,
+        found=found,
+        expected="finite numbers" + ("" if reach == np.inf else f" below {reach:.6g}"),
+        hint="choose BF16 or F32, which reach further"
+        if found.startswith("numbers")
+        else "the checkpoint is damaged: download it again, or take another",
+    )
 
 
-def _whole(values: Float32) -> Callable[[], Iterator[Bytes]]:
-    return lambda: iter([np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)])
+def _whole(name: str, values: Float32) -> Callable[[], Iterator[Bytes]]:
+    """All of a small tensor at once, as float32."""
+
+    def chunks() -> Iterator[Bytes]:
+        yield _quantized(values.reshape(1, -1), F32, name).reshape(-1)
+
+    return chunks

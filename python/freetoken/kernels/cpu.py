@@ -126,6 +126,11 @@ class CpuOps:
             self._context = _native.Context(threads, isa, PRECISIONS[activations])
         except ValueError as error:
             raise ConfigError(f"cannot start the CPU kernels: {error}") from error
+        except TypeError as error:  # a number that no C++ int holds
+            raise ConfigError(
+                f"cannot start the CPU kernels: threads: found {threads!r}, expected 1 to "
+                f"some hundred; instruction set {isa!r}"
+            ) from error
 
     @property
     def device(self) -> torch.device:

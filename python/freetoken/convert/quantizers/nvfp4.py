@@ -18,8 +18,8 @@ def tensor_factor(numbers: Float32) -> np.float32:
     """What the numbers are divided by, so that the largest takes the largest scale and code: the
     scales of usual weights would otherwise be among the few that lie near zero."""
     widest = float(np.abs(numbers).max(initial=0))
-    factor: np.float32 = np.float32(widest / _LARGEST if widest > 0 else 1.0)
-    return factor
+    factor = widest / _LARGEST if widest > 0 else 1.0
+    return max(np.float32(factor), np.finfo(np.float32).tiny)  # not zero, nor of few bits
 
 
 def quantize_nvfp4(numbers: Float32) -> Bytes:
