@@ -55,7 +55,7 @@ def wrap_decoder(
     max_running: int,
 ) -> GraphedDecoder:
     """The decoder for a GPU's engine. `graphs`: None where the platform's are not safe; `guard`:
-    None where no step waits for the CPU. Close it before the runtime."""
+    None where a step has nobody to ask. Close it before the runtime."""
     if graphs is not None and guard is not None and not guard.capturable:
         _log.warning(
             "decode graphs are off: no way was found for a graph to wait for the CPU's experts here"
@@ -95,7 +95,8 @@ class GraphedDecoder:
 
     def forward(self, batch: ForwardBatch, kv: KVCache) -> Tensor:
         """Logits float32 [R, vocab] of the tokens `batch.logit_rows`. Writes `kv`. Raises
-        HandshakeError if the CPU's part of the step did not come."""
+        HandshakeError if the CPU's part of the step did not come, and what a cache on the device
+        has marked (ValueError, ConfigError, CapacityError)."""
         may_capture, self._is_tidy = self._is_tidy, False
         try:
             logits = self._forward(batch, kv, may_capture)
