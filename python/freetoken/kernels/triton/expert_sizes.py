@@ -21,6 +21,7 @@ import triton
 
 from freetoken.kernels.triton.activations import kernel_activation
 from freetoken.kernels.triton.expert_bank import DeviceBank, DevicePart
+from freetoken.kernels.triton.products import FUSED
 
 Constants = dict[str, Any]
 Options = dict[str, Any]
@@ -29,7 +30,7 @@ Options = dict[str, Any]
 # one expert, whose weights prefill reads once for all.
 DECODE_ROUTES = 64
 DECODE_LANES = 32  # threads of a row, each with a unit of columns
-DECODE_OPTIONS: Options = {"num_warps": 1, "enable_fp_fusion": True}
+DECODE_OPTIONS: Options = {"num_warps": 1, **FUSED}
 
 SUM_COLUMNS = 256  # of a program that adds up
 SUM_OPTIONS: Options = {"num_warps": 4}
@@ -39,8 +40,7 @@ SORT_OPTIONS: Options = {"num_warps": 8}
 
 TILE_COLUMNS = 64  # of the results of a tile in prefill
 TILE_OPTIONS: dict[int, Options] = {
-    size: {"num_warps": 8 if size == 128 else 4, "num_stages": 2, "enable_fp_fusion": True}
-    for size in (16, 64, 128)
+    size: {"num_warps": 8 if size == 128 else 4, "num_stages": 2, **FUSED} for size in (16, 64, 128)
 }
 
 

@@ -20,11 +20,13 @@ from freetoken.kernels.triton.compile_cases import CompileCase
 from freetoken.kernels.triton.formats import TRITON_FORMATS
 from freetoken.kernels.triton.fp8 import fp8_rounded
 from freetoken.kernels.triton.matrix import TritonMatrix
-from freetoken.kernels.triton.products import dot
+from freetoken.kernels.triton.products import FUSED, dot
 
 FEW_TOKENS = 4  # that are multiplied one by one
 MOST_MATRICES = 3  # of one launch
 _COLUMNS = 1024  # of a step: with 4-bit weights, 16 bytes of a row for each thread of a warp
+_FEW_OPTIONS = {"num_warps": 4, **FUSED}
+_MANY_OPTIONS = {"num_warps": 4, "num_stages": 2, **FUSED}
 _PROGRAMS = 512  # that keep a large GPU's memory busy: about four per multiprocessor
 
 
@@ -221,7 +223,7 @@ def _few_tokens(
         HAS_BIAS=biases[0] is not None,
         BLOCK_R=block_r,
         BLOCK_K=block_k,
-        num_warps=4,
+        **_FEW_OPTIONS,
     )
     parts = torch.split(out, [tokens * n for n in sizes])
     return [part.view(tokens, n) for part, n in zip(parts, sizes, strict=True)]
@@ -265,8 +267,7 @@ def _many_tokens(x: Tensor, w: TritonMatrix, bias: Tensor | None) -> Tensor:
         BLOCK_T=block_t,
         BLOCK_R=block_r,
         BLOCK_K=w.format.block_k,
-        num_warps=4,
-        num_stages=2,
+        **_MANY_OPTIONS,
     )
     return out
 
@@ -300,7 +301,7 @@ def _few_case(name: str, bias: bool, block_r: int, whole_units: bool = True) -> 
         "BLOCK_K": _COLUMNS,
     }
     name = f"linear_few_{name}{'' if whole_units else '_any_columns'}"
-    return CompileCase(name, few_tokens_kernel, _COMMON | _FEW, constants, {"num_warps": 4})
+    return CompileCase(name, few_tokens_kernel, _COMMON | _FEW, constants, _FEW_OPTIONS)
 
 
 def _many_case(name: str, bias: bool, block_t: int, block_r: int) -> CompileCase:
@@ -313,8 +314,7 @@ def _many_case(name: str, bias: bool, block_t: int, block_r: int) -> CompileCase
         "BLOCK_R": block_r,
         "BLOCK_K": fmt.block_k,
     }
-    options = {"num_warps": 4, "num_stages": 2}
-    return CompileCase(f"linear_many_{name}", many_tokens_kernel, _MANY, constants, options)
+    return CompileCase(f"linear_many_{name}", many_tokens_kernel, _MANY, constants, _MANY_OPTIONS)
 
 
 COMPILE_CASES = [

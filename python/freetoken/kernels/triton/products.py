@@ -5,6 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Of every launch with products: a product that is added to is not rounded first. Compilers do so by
+# default; results are not to change with that.
+FUSED = {"enable_fp_fusion": True}
+
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
