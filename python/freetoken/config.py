@@ -100,14 +100,13 @@ class CheckpointFacts:
 class Hardware:
     """Memory that can be had now.
 
-    `gpu_bytes`, of `gpu_total_bytes`, are free on the GPU that is used; None: none is.
+    `gpu_bytes` are free on the GPU that is used; None: none is.
     `pinnable_bytes` of host memory may be pinned for it. `memlock_bytes` is the limit that the
     process has on locked memory (None: none); drivers that pin memory rarely ask for it.
     """
 
     memory_bytes: int
     gpu_bytes: int | None = None
-    gpu_total_bytes: int | None = None
     pinnable_bytes: int | None = None
     memlock_bytes: int | None = None
 

@@ -24,7 +24,7 @@ from freetoken.kernels.triton.lru import (
     LruState,
     assign,
 )
-from freetoken.moe.expert_cache import expert_waves, token_runs
+from freetoken.moe.expert_cache import token_runs
 from freetoken.moe.lru import ExpertLru, FetchCap
 from freetoken.moe.stats import DeviceExpertCounter
 from freetoken.moe.store import PackedExpertStore, SlotPool
@@ -140,9 +140,6 @@ class DeviceMoeCache:
 
     def token_runs(self, topk_ids: Tensor) -> list[slice]:
         return token_runs(topk_ids, self.slots)
-
-    def expert_waves(self, layer_id: int, topk_ids: Tensor) -> list[Tensor]:
-        return expert_waves(topk_ids, self.slots, self.resident(layer_id))
 
     def copy_missing(self) -> None:
         """Fill the slots that the last call assigned, in one launch, which also counts."""

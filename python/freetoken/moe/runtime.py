@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from freetoken.config import StrategyName, resolve_slots
-from freetoken.kernels.base import ExpertBank, ExpertMath
+from freetoken.kernels.base import ExpertMath
 from freetoken.kernels.cpu import CpuExpertKernel, CpuOps
 from freetoken.moe.cpu_executor import CpuMoeExecutor
 from freetoken.moe.expert_cache import ExpertCache
@@ -226,10 +226,6 @@ class OffloadMoeRuntime:
         none."""
         pool = self.pool
         return None if pool is None else self._bind(pool.layouts[layer_id], pool.records(layer_id))
-
-    def slot_bank(self, layer_id: int) -> ExpertBank | None:
-        """The slots of a layer as a bank; None where there are none."""
-        return self.pool.bank(layer_id) if self.pool is not None else None
 
     @property
     def can_record(self) -> bool:

@@ -330,9 +330,6 @@ class PackedExpertStore:
     def bank(self, layer_id: int) -> ExpertBank:
         return self.layouts[layer_id].bank(self._records[layer_id])
 
-    def record_bytes(self, layer_id: int) -> int:
-        return self.layouts[layer_id].record_bytes
-
     def records(self, layer_id: int) -> Tensor:
         """The records of a layer, uint8 [E, record_bytes]. Not to be written."""
         return self._records[layer_id]
@@ -350,9 +347,6 @@ class SlotPool:
     def bank(self, layer_id: int) -> ExpertBank:
         """The slots of a layer, as a bank: slot s is its expert s."""
         return self.layouts[layer_id].bank(self._records[layer_id])
-
-    def record_bytes(self, layer_id: int) -> int:
-        return self.layouts[layer_id].record_bytes
 
     def fill(self, layer_id: int, slot: int, record: Tensor) -> None:
         """Copy a record, uint8 [record_bytes], into a slot."""

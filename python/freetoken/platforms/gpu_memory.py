@@ -16,12 +16,12 @@ _MAPPED = 2  # cudaHostRegisterMapped, and hipHostRegisterMapped
 _REFUSALS = frozenset((1, 2, 712, 801))
 
 
-def free_and_total(device: torch.device) -> tuple[int, int]:
-    """Bytes of a device's memory that nobody has, and all. What torch keeps of memory that this
+def free_bytes(device: torch.device) -> int:
+    """Bytes of a device's memory that nobody has. What torch keeps of memory that this
     process no longer uses is given back first."""
     torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    return free, total
+    free, _ = torch.cuda.mem_get_info(device)
+    return free
 
 
 def allocate_slots(size_bytes: int, device: torch.device) -> Tensor:

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from freetoken.gpu_budget import ATTENTION_SHARES
 from freetoken.kernels.triton.compile_cases import CompileCase
 from freetoken.kernels.triton.products import FUSED, dot
 
@@ -380,7 +381,7 @@ def _decode(
     pages = block_table.shape[1]
     block_n, block_d = _tile(k_cache)
     # a number of the model alone: what a share is must not depend on the batch
-    splits = min(64, triton.next_power_of_2(triton.cdiv(_DECODE_PROGRAMS, kv_heads)))
+    splits = min(ATTENTION_SHARES, triton.next_power_of_2(triton.cdiv(_DECODE_PROGRAMS, kv_heads)))
     written = min(splits, triton.cdiv(pages * page_tokens, block_n))
     out = torch.empty_like(q)
     partials = torch.empty(tokens, heads, splits, dim, device=q.device)
