@@ -20,8 +20,8 @@ def allocate(size_bytes: int, *, slots: bool = False) -> npt.NDArray[np.uint8]:
         raise CapacityError(
             f"cannot allocate {size_bytes / 2**30:.1f} GiB of host memory for "
             + ("the expert slots of a layer; use fewer (--cache-slots)" if slots else _PACKED)
-            + ", or --strategy cpu, which needs none of it: it reads experts where the checkpoint's "
-            "file is mapped"
+            + ", or --strategy cpu, which needs none of it: it reads experts where the file of the "
+            "checkpoint is mapped"
         ) from None
     start = -memory.ctypes.data % ALIGNMENT_BYTES
     return memory[start : start + size_bytes]
