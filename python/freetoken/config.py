@@ -420,7 +420,7 @@ def _notes(
     what = "a dense model has no experts" if strategy is None else f"the strategy is {strategy}"
     if strategy is None and config.strategy != "auto":
         notes.append(f"strategy={config.strategy!r} has no effect: {what}")
-    if config.cache_slots is not None and strategy not in ("offload", "hybrid"):
+    if config.cache_slots is not None and strategy not in _CACHED:
         notes.append(f"cache_slots={config.cache_slots} has no effect: {what}")
     if config.max_fetch is not None and strategy != "hybrid":
         notes.append(f"max_fetch={config.max_fetch} has no effect: {what}")

@@ -207,6 +207,17 @@ def test_a_device_counts_fused_steps_in_replays(graphs: TracedGraphs) -> None:
     assert counters[1].layers()[0].steps == 8
 
 
+class Pinned:
+    """Host memory that remembers what was asked for."""
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, ...]] = []
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        self.shapes.append(shape)
+        return torch.zeros(shape, dtype=dtype)
+
+
 @pytest.mark.parametrize("replayed", [False, True], ids=["eager", "replayed"])
 @pytest.mark.parametrize("strategy", ["offload", "hybrid"])
 def test_a_step_with_a_wrong_id_is_not_handed_out(
@@ -222,13 +233,8 @@ def test_a_step_with_a_wrong_id_is_not_handed_out(
         return torch.where(ids < 0, 0.0, weights).sum(-1, dtype=torch.float64)
 
     step, rng = Step(graphs, layer), np.random.default_rng(6)
-    reads: list[tuple[int, ...]] = []
-
-    def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        reads.append(shape)
-        return torch.zeros(shape, dtype=dtype)
-
-    guard = DeviceGuard(graphs.synchronize, marks=CacheMarks(cache, pinned))
+    memory = Pinned()
+    guard = DeviceGuard(graphs.synchronize, marks=CacheMarks(cache, memory))
     assert guard.capturable
     assert guard.handshakes == 0
     for _ in range(2):
@@ -244,7 +250,7 @@ def test_a_step_with_a_wrong_id_is_not_handed_out(
     step.fill(rng, padded=False)
     step.run(replayed=replayed)
     guard.after_step()  # nothing is left of the wrong one
-    assert reads == [(len(LAYERS), 4)]
+    assert memory.shapes == [(len(LAYERS), 4)]
     cache.check_integrity(contents=True)
     assert graphs.captures == replayed
 
@@ -267,11 +273,7 @@ def test_marks_are_the_error_of_their_own_step_alone() -> None:
         def announce(self, handshakes: int) -> None: ...
 
     executor = Executor()
-    guard = DeviceGuard(
-        lambda: None,
-        executor,
-        CacheMarks(cache, lambda shape, dtype: torch.zeros(shape, dtype=dtype)),
-    )
+    guard = DeviceGuard(lambda: None, executor, CacheMarks(cache, Pinned()))
     cache.ensure_experts(0, torch.tensor([[99, 0]], dtype=torch.int32))
     with pytest.raises(ValueError, match="MoE layer 0") as found:
         guard.after_step()

@@ -14,7 +14,6 @@ from freetoken.errors import CapacityError, CheckpointError
 from freetoken.formats import DS_FP4, FP8_128, MXFP4_PAIRS, NVFP4_PAIRS, PlanarFormat
 from freetoken.kernels.base import ExpertBank
 from freetoken.moe.store import (
-    ALIGNMENT_BYTES,
     ExpertTensor,
     LayerExperts,
     MappedExpertStore,
@@ -22,6 +21,7 @@ from freetoken.moe.store import (
     RecordLayout,
     SlotPool,
 )
+from freetoken.platforms.host_memory import ALIGNMENT_BYTES
 from support.moe_fakes import (
     TOY_F32,
     TOY_Q8,

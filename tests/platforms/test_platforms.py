@@ -29,7 +29,7 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
     for device in ("cuda", "rocm"):
         with pytest.raises(ConfigError, match=f"{device}.*see what `ft doctor` says"):
             select_platform(device)
-    with pytest.raises(ConfigError, match="found 'tpu', expected auto, cpu, cuda or rocm"):
+    with pytest.raises(ConfigError, match="found 'tpu', expected one of auto, cpu, cuda, rocm"):
         select_platform("tpu")
 
 

@@ -302,7 +302,7 @@ def _guard(runtime: OffloadMoeRuntime, gpu: GpuSide) -> DeviceGuard | None:
     executor, cache = runtime.gpu_cpu, runtime.device_cache
     if executor is None and cache is None:
         return None
-    marks = None if cache is None else CacheMarks(cache, gpu.streams.pinned)
+    marks = None if cache is None else CacheMarks(cache, gpu.streams)
     return DeviceGuard(gpu.graphs.synchronize, executor, marks)
 
 

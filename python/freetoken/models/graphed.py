@@ -210,7 +210,7 @@ class _Inputs:
 
     def __init__(self, rung: int, pages: int, graphs: GraphDevice, device: torch.device) -> None:
         with torch.inference_mode(False):  # they are written to in either mode
-            self._pinned = graphs.pinned(_input_bytes(rung, pages))
+            self._pinned = graphs.pinned((_input_bytes(rung, pages),), torch.uint8)
             self._on_device = torch.zeros_like(self._pinned, device=device)
             self._host = _batch_in(self._pinned, rung, pages)
             self.batch = _batch_in(self._on_device, rung, pages)

@@ -31,10 +31,10 @@ from freetoken.moe.store import (
     LayerExperts,
     MappedExpertStore,
     PackedExpertStore,
-    SlotMemory,
     SlotPool,
 )
 from freetoken.moe.timeline import timelines
+from freetoken.platforms.base import SlotMemory
 
 if TYPE_CHECKING:  # they need triton, which only a GPU does
     from freetoken.moe.device_cache import DeviceMoeCache

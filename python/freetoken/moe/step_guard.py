@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from freetoken import _native
+from freetoken.platforms.streams import PinnedMemory
 
 
 class StepGuard(Protocol):
@@ -78,16 +78,16 @@ class MarkingCache(Protocol):
 
 
 class CacheMarks:
-    """A cache's error marks as a step leaves them: one small copy to `pinned` host memory, put on
+    """A cache's error marks as a step leaves them: one small copy to pinned host memory, put on
     the current stream when the step is, and read once that is idle."""
 
     def __init__(
         self,
         cache: MarkingCache,
-        pinned: Callable[[tuple[int, ...], torch.dtype], Tensor],
+        memory: PinnedMemory,
     ) -> None:
         self._cache = cache
-        self._on_host = pinned(tuple(cache.marks.shape), cache.marks.dtype)
+        self._on_host = memory.pinned(tuple(cache.marks.shape), cache.marks.dtype)
 
     def send(self) -> None:
         """Put the copy on the current stream."""

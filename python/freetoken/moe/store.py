@@ -23,37 +23,12 @@ from freetoken.formats.base import ByteRange, WeightFormat
 from freetoken.formats.planes import copy_field
 from freetoken.kernels.activations import Activation
 from freetoken.kernels.base import ExpertBank, ExpertMath, ExpertPart
+from freetoken.platforms.base import SlotMemory
+from freetoken.platforms.host_memory import ALIGNMENT_BYTES
 
 Bytes = npt.NDArray[np.uint8]
 
-ALIGNMENT_BYTES = 256
 FACTOR_BYTES = 4
-
-
-class SlotMemory(Protocol):
-    """The part of a platform that stores need."""
-
-    def allocate(self, size_bytes: int, /) -> Bytes:
-        """Zeroed host memory, uint8 [size_bytes], beginning at a multiple of 256 bytes.
-
-        Raises CapacityError if there is not so much.
-        """
-        ...
-
-    def place(self, bank: ExpertBank, *, mapped: bool) -> None:
-        """Before memory of `allocate` is written (`mapped` False), or a checkpoint's own bytes
-        are used (`mapped` True): see that each expert's rows lie near the CPU threads that will
-        read them. Does nothing where all memory is as near, or where it is settled already."""
-        ...
-
-    def allocate_slots(self, size_bytes: int, /) -> Tensor:
-        """The same in the device's memory, where slots lie. On a CPU that is host memory."""
-        ...
-
-    def pin(self, memory: Tensor, /) -> bool:
-        """Let the device read host memory, uint8 [size_bytes], while that lives. False where the
-        system refuses, which is a normal case; then nothing has changed."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ class InOrder(FakeGpu):
 class RefusesToCapture:
     """What is captured here would run in the driver, but torch's work would not."""
 
-    def pinned(self, size_bytes: int) -> Tensor:
-        return torch.zeros(size_bytes, dtype=torch.uint8)
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype)
 
     def capture(self, work: Callable[[], Tensor]) -> Graph:
         raise RuntimeError("graphs are not for CPU tensors")
