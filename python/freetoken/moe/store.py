@@ -171,7 +171,7 @@ class PartLayout:
     def of(part: ExpertTensor, offset: int) -> PartLayout:
         """The planes of a part from `offset` on."""
         fmt = part.format
-        code_bytes = part.rows * (part.cols // fmt.block_elements) * fmt.codes.bytes
+        code_bytes = part.rows * fmt.code_row_bytes(part.cols)
         scale_rows, scale_row_bytes = fmt.scale_plane(part.rows, part.cols)
         codes = ByteRange(offset, code_bytes)
         scales = ByteRange(_aligned(offset + code_bytes), scale_rows * scale_row_bytes)
@@ -196,7 +196,7 @@ class PartLayout:
             cols=self.cols,
             codes=starts + np.uint64(self.codes.offset),
             scales=starts + np.uint64(self.scales.offset),
-            code_row_stride_bytes=self.cols // fmt.block_elements * fmt.codes.bytes,
+            code_row_stride_bytes=fmt.code_row_bytes(self.cols),
             code_block_stride_bytes=fmt.codes.bytes,
             scale_row_stride_bytes=fmt.scale_plane(self.rows, self.cols)[1],
             scale_block_stride_bytes=fmt.scales.bytes,
