@@ -168,8 +168,8 @@ class _HostStreams:
 class _NoGraphs:
     """GraphDevice for an engine, whose steps then run eagerly."""
 
-    def pinned(self, size_bytes: int) -> Tensor:
-        return torch.zeros(size_bytes, dtype=torch.uint8)
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype)
 
     def capture(self, work: Callable[[], Tensor]) -> Any:
         raise RuntimeError("a dry run has no graphs")

@@ -100,14 +100,13 @@ class CheckpointFacts:
 class Hardware:
     """Memory that can be had now.
 
-    `gpu_bytes`, of `gpu_total_bytes`, are free on the GPU that is used; None: none is.
+    `gpu_bytes` are free on the GPU that is used; None: none is.
     `pinnable_bytes` of host memory may be pinned for it. `memlock_bytes` is the limit that the
     process has on locked memory (None: none); drivers that pin memory rarely ask for it.
     """
 
     memory_bytes: int
     gpu_bytes: int | None = None
-    gpu_total_bytes: int | None = None
     pinnable_bytes: int | None = None
     memlock_bytes: int | None = None
 
@@ -453,7 +452,7 @@ def _notes(
     what = "a dense model has no experts" if strategy is None else f"the strategy is {strategy}"
     if strategy is None and config.strategy != "auto":
         notes.append(f"strategy={config.strategy!r} has no effect: {what}")
-    if config.cache_slots is not None and strategy not in ("offload", "hybrid"):
+    if config.cache_slots is not None and strategy not in _CACHED:
         notes.append(f"cache_slots={config.cache_slots} has no effect: {what}")
     if config.max_fetch is not None and strategy != "hybrid":
         notes.append(f"max_fetch={config.max_fetch} has no effect: {what}")

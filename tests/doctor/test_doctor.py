@@ -244,6 +244,27 @@ def test_gpus_as_torch_describes_them(
     assert (first.free_bytes, second.free_bytes, second.total_bytes) == (10, 11, 100)
 
 
+def test_a_gpu_that_torch_fails_to_look_at_is_a_problem(gpu: FakeGpu) -> None:
+    """A device that is lost, or full: torch raises RuntimeError, or a subclass, at any call."""
+
+    def lost() -> tuple[GpuReport, ...]:
+        raise torch.OutOfMemoryError("CUDA error: out of memory")
+
+    def fails() -> str:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    sources = Sources(libraries={vendor_of(gpu): gpu.path}, gpus=lost, auto_device=fails)
+    report = examine(sources)
+    assert report.gpus == ()
+    assert report.auto_device == "none"
+    assert report.problems == (
+        "PyTorch fails to look at the GPUs: CUDA error: out of memory",
+        "--device auto fails: CUDA error: unspecified launch failure",
+    )
+    assert driver_of(report).found  # the rest is looked at all the same
+    assert "out of memory" in last_line(report)
+
+
 @pytest.fixture
 def ft(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Run `ft doctor` on what a test says is there."""

@@ -99,4 +99,5 @@ def test_the_tokens_begin_as_on_the_cpu(model: Path) -> None:
     on_gpu = generate(model, "cuda", strategy="hybrid", cache_slots=3, max_fetch=1)
     on_cpu = generate(model, "cpu", strategy="cpu")
     starts = [common_start(a, b) for a, b in zip(on_gpu, on_cpu, strict=True)]
+    assert min(starts) >= 1, starts
     assert sum(start >= min(4, TOKENS) for start in starts) >= len(starts) - 1, starts

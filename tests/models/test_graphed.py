@@ -19,7 +19,7 @@ from freetoken.kvcache import KVCache
 from freetoken.models import Phase
 from freetoken.models.decoder import Decoder
 from freetoken.models.graphed import GraphedDecoder, ladder, wrap_decoder
-from freetoken.moe.step_guard import HandshakeGuard
+from freetoken.moe.step_guard import DeviceGuard
 from support.decoding import Runner
 from support.tiny_models import make_model, save_hf, tiny_config
 from support.traced_graphs import TracedExecutor, TracedGraphs, TracedOps, trace_runtime
@@ -86,7 +86,7 @@ class Pair:
             ops,
             runtime,
             self.graphs if with_graphs else None,
-            self.executor and HandshakeGuard(self.executor, self.graphs.synchronize),
+            self.executor and DeviceGuard(self.graphs.synchronize, self.executor),
             max_running,
         )
         self.graphed.decoder = self.decoder

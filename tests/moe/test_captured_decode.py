@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from freetoken import _native
 from freetoken.moe import device_cache
 from freetoken.moe.cpu_executor import CpuMoeExecutor
 from freetoken.moe.device_cache import DeviceMoeCache, read_back
@@ -22,6 +23,7 @@ from freetoken.moe.lru import FetchCap
 from freetoken.moe.offload_cache import OffloadMoeCache
 from freetoken.moe.runtime import MoeConfig, OffloadMoeRuntime
 from freetoken.moe.stats import DeviceExpertCounter, ExpertCounter
+from freetoken.moe.step_guard import CacheMarks, DeviceGuard
 from freetoken.moe.store import PackedExpertStore, SlotPool
 from freetoken.moe.strategies.fused import FusedStrategy
 from freetoken.moe.strategies.offload import OffloadStrategy
@@ -203,6 +205,81 @@ def test_a_device_counts_fused_steps_in_replays(graphs: TracedGraphs) -> None:
         step.compute(strategy(counters[0]))
         assert counters[0].layers() == counters[1].layers(), count
     assert counters[1].layers()[0].steps == 8
+
+
+class Pinned:
+    """Host memory that remembers what was asked for."""
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, ...]] = []
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        self.shapes.append(shape)
+        return torch.zeros(shape, dtype=dtype)
+
+
+@pytest.mark.parametrize("replayed", [False, True], ids=["eager", "replayed"])
+@pytest.mark.parametrize("strategy", ["offload", "hybrid"])
+def test_a_step_with_a_wrong_id_is_not_handed_out(
+    strategy: str, replayed: bool, graphs: TracedGraphs
+) -> None:
+    """Its kernels can only mark it, and what they leave looks like a result."""
+    _, cache, _ = caches(slots=6)
+    ensure = cache.ensure_experts if strategy == "offload" else cache.ensure_experts_hybrid
+
+    def layer(layer_id: int, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        ensure(layer_id, ids)
+        cache.copy_missing()
+        return torch.where(ids < 0, 0.0, weights).sum(-1, dtype=torch.float64)
+
+    step, rng = Step(graphs, layer), np.random.default_rng(6)
+    memory = Pinned()
+    guard = DeviceGuard(graphs.synchronize, marks=CacheMarks(cache, memory))
+    assert guard.capturable
+    assert guard.handshakes == 0
+    for _ in range(2):
+        step.fill(rng, padded=True)
+        with guard.replaying(0):
+            step.run(replayed=replayed)
+        guard.after_step()
+        step.fill(rng, padded=True)
+        step.routes[1][1][0, 0] = LAYERS[1].experts
+        assert step.run(replayed=replayed)[1].sum() == 0
+        with pytest.raises(ValueError, match="MoE layer 1: an expert id is out of range"):
+            guard.after_step()
+    step.fill(rng, padded=False)
+    step.run(replayed=replayed)
+    guard.after_step()  # nothing is left of the wrong one
+    assert memory.shapes == [(len(LAYERS), 4)]
+    cache.check_integrity(contents=True)
+    assert graphs.captures == replayed
+
+
+def test_marks_are_the_error_of_their_own_step_alone() -> None:
+    """Also where the CPU's part of it failed too."""
+    _, cache, _ = caches(slots=6)
+
+    class Executor:
+        capturable, submits, cleared, failing = True, 3, 0, True
+
+        def check(self) -> None:
+            if self.failing:
+                raise _native.HandshakeError("layer 1: out of luck")
+
+        def clear(self) -> None:
+            self.cleared += 1
+            self.failing = False
+
+        def announce(self, handshakes: int) -> None: ...
+
+    executor = Executor()
+    guard = DeviceGuard(lambda: None, executor, CacheMarks(cache, Pinned()))
+    cache.ensure_experts(0, torch.tensor([[99, 0]], dtype=torch.int32))
+    with pytest.raises(ValueError, match="MoE layer 0") as found:
+        guard.after_step()
+    assert "out of luck" in str(found.value.__context__)
+    assert executor.cleared == 1
+    guard.after_step()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from freetoken.formats import Q4_0, Q8_0
 from freetoken.kernels.cpu import CpuExpertKernel, CpuOps
 from freetoken.moe.gpu_executor import GpuCpuMoeExecutor
 from freetoken.moe.hybrid_decode import HybridDecodeExecutor, HybridDecodeRequest
-from freetoken.moe.step_guard import HandshakeGuard
+from freetoken.moe.step_guard import DeviceGuard
 from freetoken.moe.store import MappedExpertStore
 from support.fake_gpu import FakeGpu
 from support.moe_fakes import random_layer, random_routes
@@ -243,7 +243,7 @@ def test_a_guard_raises_for_a_step_that_failed_and_lets_the_next_one_try(
     gpu: FakeGpu, ops: CpuOps, kernels: list[CpuExpertKernel]
 ) -> None:
     executor = make_executor(gpu, ops, kernels)
-    guard = HandshakeGuard(executor, gpu.synchronize)
+    guard = DeviceGuard(gpu.synchronize, executor)
     inputs = Inputs.random(2, 3)
     wrong = Inputs(inputs.hidden, inputs.weights, torch.full_like(inputs.ids, EXPERTS))
     for _ in range(2):
@@ -262,7 +262,7 @@ def test_a_guard_knows_what_can_be_captured_and_counts_it(
     gpu: FakeGpu, ops: CpuOps, kernels: list[CpuExpertKernel], mechanism: _native.Mechanism
 ) -> None:
     executor = make_executor(gpu, ops, kernels, mechanism)
-    guard = HandshakeGuard(executor, gpu.synchronize)
+    guard = DeviceGuard(gpu.synchronize, executor)
     assert guard.capturable == (mechanism in CAPTURABLE)
     inputs = Inputs.random(1, 3)
     for layer_id in range(LAYERS):
@@ -288,7 +288,7 @@ def test_a_guard_takes_back_what_was_not_launched(
     gpu: FakeGpu, ops: CpuOps, kernels: list[CpuExpertKernel]
 ) -> None:
     executor = make_executor(gpu, ops, kernels, stall_limit_seconds=0.2)
-    guard = HandshakeGuard(executor, gpu.synchronize)
+    guard = DeviceGuard(gpu.synchronize, executor)
     with pytest.raises(MemoryError), guard.replaying(3):
         raise MemoryError
     time.sleep(0.6)

@@ -120,7 +120,7 @@ def test_counts_of_steps_and_of_waves(make: Make, device: torch.device) -> None:
         ExpertCounts(steps=2, active=4, hits=1, misses=3, fetched=2, cpu=1),
         ExpertCounts(),
     )
-    other = cache.new_counter()
+    other = ExpertCounter(2)
     cache.record_into(other, 0, steps=0)
     assert other.layer(0) == ExpertCounts(steps=0, active=2, hits=1, misses=1, fetched=1, cpu=0)
 

@@ -22,7 +22,7 @@ from freetoken.moe.runtime import GpuExperts, MoeConfig, OffloadMoeRuntime
 from freetoken.moe.stats import DeviceExpertCounter
 from freetoken.moe.store import LayerExperts, PackedExpertStore, RecordLayout, SlotPool
 from freetoken.moe.strategies import make_strategy
-from freetoken.moe.timeline import HostTimeline, timelines
+from freetoken.moe.timeline import timelines
 from support.host_reads import HostReads
 from support.moe_fakes import (
     TOY_F32,
@@ -373,13 +373,6 @@ def test_two_layers_of_experts_must_fit() -> None:
             bind=lambda layout, records: OrderedKernel(layout.bank(records)),
             timelines=timelines(DEVICE),
         )
-
-
-def test_work_on_the_host_needs_no_order() -> None:
-    compute, copy = timelines(torch.device("cpu"))
-    assert isinstance(compute, HostTimeline) and isinstance(copy, HostTimeline)
-    with copy.use():
-        compute.wait(copy.record())
 
 
 @pytest.mark.parametrize("strategy", ["offload", "hybrid"])

@@ -50,9 +50,8 @@ def test_a_hybrid_runtime_wires_one_of_each() -> None:
     for layer_id, bank in enumerate(ops.bound):
         assert bank.owners[0] is runtime.store.records(layer_id)
     assert len(ops.bound) == 2
-    slot_bank = runtime.slot_bank(1)
-    assert slot_bank is not None
-    assert slot_bank.experts == 3
+    assert runtime.pool is not None
+    assert runtime.pool.bank(1).experts == 3
 
 
 def test_overlap_and_the_cap_come_from_the_configuration() -> None:
@@ -65,7 +64,7 @@ def test_overlap_and_the_cap_come_from_the_configuration() -> None:
 def test_a_cpu_runtime_maps_and_has_no_slots() -> None:
     runtime = create("cpu")
     assert isinstance(runtime.store, MappedExpertStore)
-    assert runtime.slot_bank(0) is None
+    assert runtime.pool is runtime.slot_kernel(0) is None
     assert runtime.slots == 0
     for part in ("cache", "hybrid"):
         with pytest.raises(RuntimeError, match="a cpu runtime has no"):
@@ -95,10 +94,9 @@ def test_a_fused_runtime_holds_each_expert_once_in_its_own_slot() -> None:
     runtime = OffloadMoeRuntime.create(LAYERS, MoeConfig("fused", 2), memory, OrderedOps())
     assert runtime.store is None
     assert runtime.pool is not None
-    assert memory.allocated_bytes == sum(4 * runtime.pool.record_bytes(i) for i in range(2))
+    assert memory.allocated_bytes == sum(4 * layout.record_bytes for layout in runtime.pool.layouts)
     for layer in LAYERS:
-        bank = runtime.slot_bank(layer.layer_id)
-        assert bank is not None
+        bank = runtime.pool.bank(layer.layer_id)
         for expert in range(4):
             packed = layer.up.experts[expert].reshape(layer.up.rows, -1)
             wanted = torch.from_numpy(layer.up.format.dequantize(packed))

@@ -14,7 +14,6 @@ from freetoken.errors import CapacityError, CheckpointError
 from freetoken.formats import DS_FP4, FP8_128, MXFP4_PAIRS, NVFP4_PAIRS, PlanarFormat
 from freetoken.kernels.base import ExpertBank
 from freetoken.moe.store import (
-    ALIGNMENT_BYTES,
     ExpertTensor,
     LayerExperts,
     MappedExpertStore,
@@ -22,6 +21,7 @@ from freetoken.moe.store import (
     RecordLayout,
     SlotPool,
 )
+from freetoken.platforms.host_memory import ALIGNMENT_BYTES
 from support.moe_fakes import (
     TOY_F32,
     TOY_Q8,
@@ -194,7 +194,7 @@ def test_records_and_planes_are_aligned() -> None:
 def test_a_fetch_is_one_copy_of_one_record() -> None:
     layers = [random_layer(0, 4)]
     store, pool = PackedExpertStore(layers, HostMemory()), SlotPool(HostMemory(), layers, 2)
-    assert store.record_bytes(0) == pool.record_bytes(0)
+    assert store.layouts[0].record_bytes == pool.layouts[0].record_bytes
     pool.fill(0, 1, store.records(0)[3])
     for found, wanted in zip(weights_of(pool.bank(0), 1), truth(layers[0], 3), strict=True):
         assert torch.equal(found, wanted)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from freetoken.config import StrategyName
+from freetoken.kernels.base import ExpertMath
 from freetoken.moe.runtime import MoeConfig, OffloadMoeRuntime
 from freetoken.moe.strategies import ExpertStrategy, make_strategy
-from support.moe_fakes import HostMemory, OrderedKernel, OrderedOps, random_layer, random_routes
+from support.moe_fakes import HostMemory, OrderedOps, random_layer, random_routes
 
 EXPERTS, HIDDEN = 6, 16
 LAYERS = [random_layer(0, EXPERTS), random_layer(1, EXPERTS)]
@@ -33,13 +34,13 @@ def build(strategy: StrategyName, top_k: int, **options: int | bool | None) -> M
     runtime = OffloadMoeRuntime.create(LAYERS, config, HostMemory(), OrderedOps())
     model = Model(runtime, make_strategy(runtime), [])
     for layer_id in range(len(LAYERS)):
-        bank = runtime.slot_bank(layer_id)
-        if bank is not None:
-            register(model, layer_id, OrderedKernel(bank))
+        kernel = runtime.slot_kernel(layer_id)
+        if kernel is not None:
+            register(model, layer_id, kernel)
     return model
 
 
-def register(model: Model, layer_id: int, kernel: OrderedKernel) -> None:
+def register(model: Model, layer_id: int, kernel: ExpertMath) -> None:
     def run(hidden: Tensor, weights: Tensor, slots: Tensor) -> Tensor:
         assert int(slots.min()) >= 0
         model.gpu_calls.append((weights, slots))
@@ -130,9 +131,8 @@ def test_a_batch_of_padding_alone_is_zero_everywhere() -> None:
 def test_a_failing_callback_leaves_a_hybrid_model_usable() -> None:
     model = build("hybrid", 2, cache_slots=2)
     broken = build("hybrid", 2, cache_slots=2)
-    bank = broken.runtime.slot_bank(0)
-    assert bank is not None
-    kernel, fails = OrderedKernel(bank), [True]
+    kernel, fails = broken.runtime.slot_kernel(0), [True]
+    assert kernel is not None
 
     def gpu(hidden: Tensor, weights: Tensor, slots: Tensor) -> Tensor:
         if fails:

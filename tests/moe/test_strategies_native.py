@@ -54,9 +54,9 @@ def build(
     runtime = OffloadMoeRuntime.create(layers, config, platform, platform.ops)
     strategy = make_strategy(runtime)
     for layer_id in range(len(layers)):
-        bank = runtime.slot_bank(layer_id)
-        if bank is not None:
-            strategy.register(layer_id, platform.ops.expert_kernel(bank))
+        kernel = runtime.slot_kernel(layer_id)
+        if kernel is not None:
+            strategy.register(layer_id, kernel)
     return runtime, strategy
 
 
@@ -163,8 +163,7 @@ def test_layers_give_the_same_bits_whatever_the_strategy_and_the_batch(
 
     def run(config: MoeConfig, phase: Phase, sizes: list[int]) -> Tensor:
         with OffloadMoeRuntime.create([experts], config, platform, platform.ops) as runtime:
-            bank = runtime.slot_bank(0)
-            kernel = None if bank is None else platform.ops.expert_kernel(bank)
+            kernel = runtime.slot_kernel(0)
             strategy = make_strategy(runtime)
             layer = OffloadMoELayer(0, router, spec, platform.ops, strategy, kernel)
             return torch.cat([layer.forward(part, phase) for part in x.split(sizes)])

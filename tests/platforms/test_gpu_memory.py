@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from freetoken.errors import CapacityError
+from freetoken.errors import CapacityError, FreeTokenError
 from freetoken.platforms import gpu_memory
 
 
@@ -23,6 +23,9 @@ class Driver:
     def cudaHostRegister(self, address: int, size_bytes: int, flags: int) -> int:
         self.events.append(("register", address, size_bytes, flags))
         return self.register
+
+    def cudaGetErrorString(self, code: int) -> str:
+        return f"text of {code}"
 
     def cudaHostUnregister(self, address: int) -> int:
         self.events.append(("unregister", address))
@@ -53,20 +56,43 @@ def test_memory_stays_registered_for_as_long_as_it_lives(monkeypatch: pytest.Mon
     assert driver.events[1:] == [("unregister", address), "freed"]  # in this order
 
 
-def test_a_refused_pin_is_a_normal_case(monkeypatch: pytest.MonkeyPatch) -> None:
+def refuse(
+    monkeypatch: pytest.MonkeyPatch, code: int, next_call: str
+) -> tuple[Driver, torch.Tensor]:
+    """A driver that answers with that code, and memory to pin; what the next call raises."""
+
     def reports_late(*_: object, **__: object) -> None:
         driver.events.append("next call")
-        raise RuntimeError("the driver's last error")
+        raise RuntimeError(next_call)
 
-    driver = Driver(register=2)
+    driver = Driver(register=code)
     records = torch.zeros(512, dtype=torch.uint8)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
     monkeypatch.setattr(torch, "zeros", reports_late)
+    return driver, records
+
+
+@pytest.mark.parametrize("code", [1, 2, 712, 801])
+def test_a_refused_pin_is_a_normal_case(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    driver, records = refuse(monkeypatch, code, f"CUDA error: text of {code}\nand advice")
     assert not gpu_memory.pin(records)
     assert driver.events[1:] == ["next call"]  # so that nobody else meets the error
     del records
     gc.collect()
     assert len(driver.events) == 2  # nothing to take back
+
+
+def test_an_answer_that_is_no_refusal_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, records = refuse(monkeypatch, 700, "not reached")
+    with pytest.raises(FreeTokenError, match=r"answered 700 \(text of 700\) .*ft doctor"):
+        gpu_memory.pin(records)
+    assert len(driver.events) == 1
+
+
+def test_another_error_after_a_refusal_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, records = refuse(monkeypatch, 2, "CUDA error: an illegal memory access")
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        gpu_memory.pin(records)
 
 
 def test_too_little_device_memory_is_a_capacity_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ def graphs() -> TorchGraphs:
 
 
 def test_a_replay_takes_its_inputs_from_pinned_memory(graphs: TorchGraphs) -> None:
-    pinned = graphs.pinned(64)
+    pinned = graphs.pinned((64,), torch.uint8)
     numbers = pinned.view(torch.int64)
     standing = torch.zeros_like(pinned, device="cuda")
 

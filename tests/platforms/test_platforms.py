@@ -29,7 +29,7 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
     for device in ("cuda", "rocm"):
         with pytest.raises(ConfigError, match=f"{device}.*see what `ft doctor` says"):
             select_platform(device)
-    with pytest.raises(ConfigError, match="found 'tpu', expected auto, cpu, cuda or rocm"):
+    with pytest.raises(ConfigError, match="found 'tpu', expected one of auto, cpu, cuda, rocm"):
         select_platform("tpu")
 
 
@@ -86,6 +86,19 @@ def test_experts_are_placed_where_there_are_several_nodes(
 
 def test_too_much_memory_is_a_capacity_error() -> None:
     platform = CpuPlatform(1)
-    with pytest.raises(CapacityError, match=r"GiB of host memory .*--cache-slots"):
+    with pytest.raises(CapacityError, match=r"GiB of host memory for .*all .*; free some memory"):
         platform.allocate(1 << 60)
     platform.close()
+
+
+@pytest.mark.parametrize(("cores", "expected"), [(1, 1), (3, 3), (4, 3), (6, 5)])
+def test_beside_a_gpu_one_of_four_cores_is_left_to_what_answers_it(
+    cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = pytest.importorskip("freetoken.platforms.gpu")
+    made: list[int] = []
+    monkeypatch.setattr(_native, "physical_cpus", lambda: list(range(cores)))
+    monkeypatch.setattr(gpu, "CpuOps", lambda threads, activations: made.append(threads))
+    gpu.GpuPlatform(torch.device("cpu"))
+    gpu.GpuPlatform(torch.device("cpu"), 9)
+    assert made == [expected, 9], "one pool each, and what was asked for stays"

@@ -15,7 +15,8 @@ from freetoken.kernels.base import ExpertBank
 from freetoken.kvcache import KVCache
 from freetoken.models import DecoderSpec, ForwardBatch, MoeSpec, Phase, load_decoder, read_spec
 from freetoken.moe.runtime import GpuExperts, MoeConfig, OffloadMoeRuntime
-from freetoken.moe.store import LayerExperts, SlotMemory
+from freetoken.moe.store import LayerExperts
+from freetoken.platforms.base import SlotMemory
 
 PAGE_TOKENS = 3
 

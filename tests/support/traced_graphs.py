@@ -37,8 +37,8 @@ class TracedGraphs:
         self._in_flight: list[tuple[Tensor, Tensor]] = []  # pinned memory, and what it held
         self._pinned: list[Tensor] = []
 
-    def pinned(self, size_bytes: int) -> Tensor:
-        self._pinned.append(torch.zeros(size_bytes, dtype=torch.uint8))
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        self._pinned.append(torch.zeros(shape, dtype=dtype))
         return self._pinned[-1]
 
     def capture(self, work: Callable[[], Tensor]) -> TracedGraph:

@@ -54,19 +54,22 @@ def examine(sources: Sources | None = None, *, read_gbps: float | None = None) -
     """Everything but the read bandwidth, which the caller may have measured."""
     sources = sources or Sources()
     problems: list[str] = []
-    gpus = tuple(sources.gpus())
-    refusal = ""
+    gpus: tuple[GpuReport, ...] = ()
+    unseen, refusal = "", ""
+    try:
+        gpus = tuple(sources.gpus())
+    except RuntimeError as error:  # of torch, whose errors are no narrower
+        unseen = f"PyTorch fails to look at the GPUs: {error}"
     try:
         device = sources.auto_device()
-    except (FreeTokenError, _native.DriverError) as error:
+    except (FreeTokenError, RuntimeError) as error:  # drivers' and torch's among the latter
         refusal, device = f"--device auto fails: {error}", "none"
     drivers = tuple(  # last: trying a mechanism may hang the device
         open_driver(vendor, library, sources.time_limit_seconds)
         for vendor, library in sources.libraries.items()
     )
     problems += _driver_problems(gpus, drivers)
-    if refusal:
-        problems.append(refusal)
+    problems += [problem for problem in (unseen, refusal) if problem]
     return Report(
         software=_software(),
         cpu=_cpu(sources.root, read_gbps),

@@ -25,11 +25,9 @@ def detect_hardware(root: Path = Path("/"), gpu: torch.device | None = None) -> 
     meminfo = read_meminfo(root)
     rooms = [meminfo["MemAvailable"], *_cgroup_rooms(root)]
     share = _PINNABLE_SHARE_WSL if _is_wsl(root) else _PINNABLE_SHARE
-    free, total = (None, None) if gpu is None else gpu_memory.free_and_total(gpu)
     return Hardware(
         memory_bytes=min(rooms),
-        gpu_bytes=free,
-        gpu_total_bytes=total,
+        gpu_bytes=None if gpu is None else gpu_memory.free_bytes(gpu),
         pinnable_bytes=min(int(meminfo.get("MemTotal", 0) * share), *rooms),
         memlock_bytes=_memlock(root / "proc/self"),
     )

@@ -32,9 +32,10 @@ from freetoken.models.recorded import RecordedDecoder
 from freetoken.models.spec import DecoderSpec, DenseMlpSpec, MoeSpec
 from freetoken.moe.gpu_executor import GpuCpuMoeExecutor
 from freetoken.moe.runtime import GpuExperts, MoeConfig, OffloadMoeRuntime
-from freetoken.moe.step_guard import HandshakeGuard
+from freetoken.moe.step_guard import CacheMarks, DeviceGuard
 from freetoken.moe.store import LayerExperts, RecordLayout
 from freetoken.platforms import Platform, select_platform
+from freetoken.platforms.base import GpuSide
 from freetoken.telemetry import ConfigReport
 from freetoken.tokenizer import Tokenizer, load_tokenizer
 
@@ -290,11 +291,19 @@ def _replaying(
     if gpu is None:
         records = ops.can_record and (runtime is None or runtime.can_record)
         return RecordedDecoder(decoder, ops, runtime) if records else decoder
-    executor = None if runtime is None else runtime.gpu_cpu
-    guard = None if executor is None else HandshakeGuard(executor, gpu.graphs.synchronize)
+    guard = None if runtime is None else _guard(runtime, gpu)
     graphed = wrap_decoder(decoder, ops, runtime, gpu.graphs, guard, max_running)
     resources.callback(graphed.close)
     return graphed
+
+
+def _guard(runtime: OffloadMoeRuntime, gpu: GpuSide) -> DeviceGuard | None:
+    """What asks each step for its errors; None where there can be none."""
+    executor, cache = runtime.gpu_cpu, runtime.device_cache
+    if executor is None and cache is None:
+        return None
+    marks = None if cache is None else CacheMarks(cache, gpu.streams)
+    return DeviceGuard(gpu.graphs.synchronize, executor, marks)
 
 
 def _report(

@@ -46,6 +46,10 @@ class WeightFormat(ABC):
     scales: ByteRange
     scale_block: tuple[int, int] | None = None
 
+    def code_row_bytes(self, cols: int) -> int:
+        """Bytes of a row of `cols` numbers in the plane of codes."""
+        return cols // self.block_elements * self.codes.bytes
+
     def scale_plane(self, rows: int, cols: int) -> tuple[int, int]:
         """Rows, and bytes of a row, of the plane of scales that a matrix [rows, cols] has."""
         block_rows, block_cols = self.scale_block or (1, self.block_elements)

@@ -55,7 +55,7 @@ def wrap_decoder(
     max_running: int,
 ) -> GraphedDecoder:
     """The decoder for a GPU's engine. `graphs`: None where the platform's are not safe; `guard`:
-    None where no step waits for the CPU. Close it before the runtime."""
+    None where a step has nobody to ask. Close it before the runtime."""
     if graphs is not None and guard is not None and not guard.capturable:
         _log.warning(
             "decode graphs are off: no way was found for a graph to wait for the CPU's experts here"
@@ -95,7 +95,8 @@ class GraphedDecoder:
 
     def forward(self, batch: ForwardBatch, kv: KVCache) -> Tensor:
         """Logits float32 [R, vocab] of the tokens `batch.logit_rows`. Writes `kv`. Raises
-        HandshakeError if the CPU's part of the step did not come."""
+        HandshakeError if the CPU's part of the step did not come, and what a cache on the device
+        has marked (ValueError, ConfigError, CapacityError)."""
         may_capture, self._is_tidy = self._is_tidy, False
         try:
             logits = self._forward(batch, kv, may_capture)
@@ -209,7 +210,7 @@ class _Inputs:
 
     def __init__(self, rung: int, pages: int, graphs: GraphDevice, device: torch.device) -> None:
         with torch.inference_mode(False):  # they are written to in either mode
-            self._pinned = graphs.pinned(_input_bytes(rung, pages))
+            self._pinned = graphs.pinned((_input_bytes(rung, pages),), torch.uint8)
             self._on_device = torch.zeros_like(self._pinned, device=device)
             self._host = _batch_in(self._pinned, rung, pages)
             self.batch = _batch_in(self._on_device, rung, pages)

@@ -1,7 +1,8 @@
 """The cache of hot experts with its bookkeeping on the GPU: kernels decide, copy and count.
 
 Nothing in a decode step is read on the host, so that a graph can hold it. What OffloadMoeCache
-raises at once, a kernel can only mark; `raise_errors` finds the mark later.
+raises at once, a kernel can only mark; `raise_errors` finds the mark later, and must be asked
+before a step's result is used (freetoken.moe.step_guard).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from freetoken.kernels.triton.lru import (
     LruState,
     assign,
 )
-from freetoken.moe.expert_cache import expert_waves, token_runs
+from freetoken.moe.expert_cache import token_runs
 from freetoken.moe.lru import ExpertLru, FetchCap
 from freetoken.moe.stats import DeviceExpertCounter
 from freetoken.moe.store import PackedExpertStore, SlotPool
@@ -105,6 +106,11 @@ class DeviceMoeCache:
         """Slots per layer."""
         return self._pool.slots
 
+    @property
+    def marks(self) -> Tensor:
+        """int32 [layers, 4] on the device, which `raise_errors` understands. Not to be written."""
+        return self._status
+
     def state(self, layer_id: int) -> LruState:
         """A layer's state on the device. Not to be written."""
         return self._states[layer_id]
@@ -134,9 +140,6 @@ class DeviceMoeCache:
 
     def token_runs(self, topk_ids: Tensor) -> list[slice]:
         return token_runs(topk_ids, self.slots)
-
-    def expert_waves(self, layer_id: int, topk_ids: Tensor) -> list[Tensor]:
-        return expert_waves(topk_ids, self.slots, self.resident(layer_id))
 
     def copy_missing(self) -> None:
         """Fill the slots that the last call assigned, in one launch, which also counts."""
@@ -189,11 +192,13 @@ class DeviceMoeCache:
         self.raise_errors()
         return self.counter.layers()
 
-    def raise_errors(self) -> None:
+    def raise_errors(self, marks: Tensor | None = None) -> None:
         """Raise what a call since the last look could not: ValueError, ConfigError or
-        CapacityError, as ExpertLru.assign does. Such a call has computed nothing. Reads the device.
+        CapacityError, as ExpertLru.assign does. Such a call has computed nothing. Reads the device,
+        or, if they are given, a copy of its marks on the host.
         """
-        for layer_id, (_, _, error, needed) in enumerate(self._status.tolist()):
+        marks = self._status if marks is None else marks
+        for layer_id, (_, _, error, needed) in enumerate(marks.tolist()):
             if error:
                 self._status[:, ERROR] = 0
                 raise self._error(layer_id, error, needed)

@@ -12,7 +12,7 @@ from freetoken.moe.stats import StepCounter
 from freetoken.moe.waves import split_experts, split_tokens
 from freetoken.telemetry import ExpertCounts
 
-CounterT = TypeVar("CounterT", bound=StepCounter)
+CounterT = TypeVar("CounterT", bound=StepCounter, contravariant=True)
 
 
 class AdjustableCap(Protocol):
@@ -59,17 +59,8 @@ class ExpertCache(Protocol[CounterT]):
         the host only where more could be asked for than there are slots."""
         ...
 
-    def expert_waves(self, layer_id: int, topk_ids: Tensor) -> list[Tensor]:
-        """Masks bool [T, K] of the routes of each wave of at most as many experts as slots, those
-        that have a slot first. Reads the ids on the host."""
-        ...
-
     def copy_missing(self) -> None:
         """Fill the slots that the last call assigned."""
-        ...
-
-    def new_counter(self) -> CounterT:
-        """A counter that `record_into` can add to."""
         ...
 
     def record_stats(self, layer_id: int) -> None:
@@ -103,6 +94,7 @@ def token_runs(topk_ids: Tensor, slots: int) -> list[slice]:
 
 
 def expert_waves(topk_ids: Tensor, slots: int, resident: Collection[int]) -> list[Tensor]:
-    """ExpertCache.expert_waves for that many slots and those residents."""
+    """Masks bool [T, K] of the routes of each wave of at most as many experts as slots, those of
+    `resident` first. Reads the ids on the host."""
     waves = split_experts(topk_ids.cpu().numpy(), slots, resident)
     return [torch.from_numpy(routes).to(topk_ids.device) for routes in waves]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from freetoken.moe.expert_cache import expert_waves, token_runs
+from freetoken.moe.expert_cache import token_runs
 from freetoken.moe.lru import Assignment, ExpertLru, FetchCap
 from freetoken.moe.stats import ExpertCounter
 from freetoken.moe.store import PackedExpertStore, SlotPool
@@ -71,9 +71,6 @@ class OffloadMoeCache:
     def token_runs(self, topk_ids: Tensor) -> list[slice]:
         return token_runs(topk_ids, self.slots)
 
-    def expert_waves(self, layer_id: int, topk_ids: Tensor) -> list[Tensor]:
-        return expert_waves(topk_ids, self.slots, self.resident(layer_id))
-
     def copy_missing(self) -> None:
         """Fill the slots that the last call assigned. If a copy fails, its slot and those after
         it are empty again."""
@@ -91,9 +88,6 @@ class OffloadMoeCache:
         if self._fetch.slots:
             self._lrus[self._fetch.layer_id].forget(self._fetch.slots)
             self._fetch = _Fetch(0, [], [])
-
-    def new_counter(self) -> ExpertCounter:
-        return ExpertCounter(len(self._lrus))
 
     def record_stats(self, layer_id: int) -> None:
         """Count the layer's last ensure call as one decode step."""

@@ -19,8 +19,9 @@ from freetoken.kernels.triton.copy import copy_layer, copy_layer_by_engine, copy
 from freetoken.kernels.triton.lru import PENDING
 from freetoken.moe.device_cache import DeviceMoeCache
 from freetoken.moe.stats import mark_active
-from freetoken.moe.store import BindRecords, PackedExpertStore, SlotMemory, SlotPool
+from freetoken.moe.store import BindRecords, PackedExpertStore, SlotPool
 from freetoken.moe.timeline import Timeline
+from freetoken.platforms.base import SlotMemory
 
 # From so many routes per expert on, whole layers: of uniform routes two per expert use 86% of the
 # experts, and a whole layer can come while the one before computes.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from freetoken.config import StrategyName, resolve_slots
-from freetoken.kernels.base import ExpertBank, ExpertMath
+from freetoken.kernels.base import ExpertMath
 from freetoken.kernels.cpu import CpuExpertKernel, CpuOps
 from freetoken.moe.cpu_executor import CpuMoeExecutor
 from freetoken.moe.expert_cache import ExpertCache
@@ -31,10 +31,10 @@ from freetoken.moe.store import (
     LayerExperts,
     MappedExpertStore,
     PackedExpertStore,
-    SlotMemory,
     SlotPool,
 )
 from freetoken.moe.timeline import timelines
+from freetoken.platforms.base import SlotMemory
 
 if TYPE_CHECKING:  # they need triton, which only a GPU does
     from freetoken.moe.device_cache import DeviceMoeCache
@@ -89,6 +89,7 @@ class OffloadMoeRuntime:
         store: ExpertStore | None,
         pool: SlotPool | None,
         cache: ExpertCache[Any] | None,
+        device_cache: DeviceMoeCache | None,
         cpu: CpuExecutor | None,
         hybrid: HybridDecodeExecutor[Any] | None,
         stream: PrefillStream | None,
@@ -108,6 +109,7 @@ class OffloadMoeRuntime:
         self.plain_layers = plain_layers
         self._bind = bind
         self._cache = cache
+        self._device_cache = device_cache
         self._cpu = cpu
         self._hybrid = hybrid
 
@@ -138,6 +140,7 @@ class OffloadMoeRuntime:
         pool = hybrid = None
         cpu: CpuExecutor | None = None
         cache: OffloadMoeCache | DeviceMoeCache | None = None
+        device_cache: DeviceMoeCache | None = None
         stream: PrefillStream | None = None
         if config.strategy == "cpu":
             store = MappedExpertStore(layers)
@@ -158,8 +161,8 @@ class OffloadMoeRuntime:
                 cache = host = OffloadMoeCache(packed, pool, cap, ExpertCounter(len(layers)))
                 decode = host.counter
             else:
-                cache, stream = _on_gpu(packed, pool, cap, platform, gpu)
-                decode, prefill = cache.counter, stream.counter
+                cache, stream = device_cache, stream = _on_gpu(packed, pool, cap, platform, gpu)
+                decode, prefill = device_cache.counter, stream.counter
         if store is not None and config.strategy != "offload":
             kernels = [cpu_ops.expert_kernel(store.bank(i)) for i in range(len(layers))]
             cpu = CpuMoeExecutor(kernels) if gpu is None else gpu.cpu_executor(kernels)
@@ -171,6 +174,7 @@ class OffloadMoeRuntime:
             store=store,
             pool=pool,
             cache=cache,
+            device_cache=device_cache,
             cpu=cpu,
             hybrid=hybrid,
             stream=stream,
@@ -203,6 +207,12 @@ class OffloadMoeRuntime:
         return self._cpu if isinstance(self._cpu, GpuCpuMoeExecutor) else None
 
     @property
+    def device_cache(self) -> DeviceMoeCache | None:
+        """The cache, if its books lie on a GPU: then a step must be asked for the errors that it
+        has marked."""
+        return self._device_cache
+
+    @property
     def hybrid(self) -> HybridDecodeExecutor[Any]:
         if self._hybrid is None:
             raise self._has_no("hybrid executor")
@@ -216,10 +226,6 @@ class OffloadMoeRuntime:
         none."""
         pool = self.pool
         return None if pool is None else self._bind(pool.layouts[layer_id], pool.records(layer_id))
-
-    def slot_bank(self, layer_id: int) -> ExpertBank | None:
-        """The slots of a layer as a bank; None where there are none."""
-        return self.pool.bank(layer_id) if self.pool is not None else None
 
     @property
     def can_record(self) -> bool:
@@ -258,7 +264,8 @@ class OffloadMoeRuntime:
         """Finish CPU work and let go of all weights, but those that layers have bound: they go with
         the layers. May be called again."""
         cpu, self._cpu = self._cpu, None
-        self._hybrid = self._cache = self.store = self.pool = self.stream = None
+        self._hybrid = self._cache = self._device_cache = None
+        self.store = self.pool = self.stream = None
         self._decode_ids = {}
         if cpu is not None:
             cpu.close()

@@ -104,10 +104,6 @@ class DeviceExpertCounter:
         row[0] += 1
         row[3 if on_cpu else 1] += mark_active(topk_ids, experts).sum()
 
-    def layer(self, layer_id: int) -> ExpertCounts:
-        """Counts of one layer since the last reset. Reads them from the device."""
-        return _counts(self._rows[layer_id].tolist())
-
     def layers(self) -> tuple[ExpertCounts, ...]:
         """Counts of every layer since the last reset. Reads them from the device."""
         return tuple(_counts(row) for row in self._rows.tolist())

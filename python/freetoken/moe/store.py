@@ -23,37 +23,12 @@ from freetoken.formats.base import ByteRange, WeightFormat
 from freetoken.formats.planes import copy_field
 from freetoken.kernels.activations import Activation
 from freetoken.kernels.base import ExpertBank, ExpertMath, ExpertPart
+from freetoken.platforms.base import SlotMemory
+from freetoken.platforms.host_memory import ALIGNMENT_BYTES
 
 Bytes = npt.NDArray[np.uint8]
 
-ALIGNMENT_BYTES = 256
 FACTOR_BYTES = 4
-
-
-class SlotMemory(Protocol):
-    """The part of a platform that stores need."""
-
-    def allocate(self, size_bytes: int, /) -> Bytes:
-        """Zeroed host memory, uint8 [size_bytes], beginning at a multiple of 256 bytes.
-
-        Raises CapacityError if there is not so much.
-        """
-        ...
-
-    def place(self, bank: ExpertBank, *, mapped: bool) -> None:
-        """Before memory of `allocate` is written (`mapped` False), or a checkpoint's own bytes
-        are used (`mapped` True): see that each expert's rows lie near the CPU threads that will
-        read them. Does nothing where all memory is as near, or where it is settled already."""
-        ...
-
-    def allocate_slots(self, size_bytes: int, /) -> Tensor:
-        """The same in the device's memory, where slots lie. On a CPU that is host memory."""
-        ...
-
-    def pin(self, memory: Tensor, /) -> bool:
-        """Let the device read host memory, uint8 [size_bytes], while that lives. False where the
-        system refuses, which is a normal case; then nothing has changed."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -196,7 +171,7 @@ class PartLayout:
     def of(part: ExpertTensor, offset: int) -> PartLayout:
         """The planes of a part from `offset` on."""
         fmt = part.format
-        code_bytes = part.rows * (part.cols // fmt.block_elements) * fmt.codes.bytes
+        code_bytes = part.rows * fmt.code_row_bytes(part.cols)
         scale_rows, scale_row_bytes = fmt.scale_plane(part.rows, part.cols)
         codes = ByteRange(offset, code_bytes)
         scales = ByteRange(_aligned(offset + code_bytes), scale_rows * scale_row_bytes)
@@ -221,7 +196,7 @@ class PartLayout:
             cols=self.cols,
             codes=starts + np.uint64(self.codes.offset),
             scales=starts + np.uint64(self.scales.offset),
-            code_row_stride_bytes=self.cols // fmt.block_elements * fmt.codes.bytes,
+            code_row_stride_bytes=fmt.code_row_bytes(self.cols),
             code_block_stride_bytes=fmt.codes.bytes,
             scale_row_stride_bytes=fmt.scale_plane(self.rows, self.cols)[1],
             scale_block_stride_bytes=fmt.scales.bytes,
@@ -330,9 +305,6 @@ class PackedExpertStore:
     def bank(self, layer_id: int) -> ExpertBank:
         return self.layouts[layer_id].bank(self._records[layer_id])
 
-    def record_bytes(self, layer_id: int) -> int:
-        return self.layouts[layer_id].record_bytes
-
     def records(self, layer_id: int) -> Tensor:
         """The records of a layer, uint8 [E, record_bytes]. Not to be written."""
         return self._records[layer_id]
@@ -350,9 +322,6 @@ class SlotPool:
     def bank(self, layer_id: int) -> ExpertBank:
         """The slots of a layer, as a bank: slot s is its expert s."""
         return self.layouts[layer_id].bank(self._records[layer_id])
-
-    def record_bytes(self, layer_id: int) -> int:
-        return self.layouts[layer_id].record_bytes
 
     def fill(self, layer_id: int, slot: int, record: Tensor) -> None:
         """Copy a record, uint8 [record_bytes], into a slot."""

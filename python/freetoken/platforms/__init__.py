@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 
+from freetoken.config import DeviceName
 from freetoken.errors import ConfigError
 from freetoken.platforms.base import Platform
 from freetoken.platforms.cpu import CpuPlatform
@@ -16,8 +19,10 @@ def select_platform(
 ) -> Platform:
     """The platform for --device; auto takes a GPU if torch has one. Raises ConfigError for one that
     is not there."""
-    if device not in ("auto", "cpu", "cuda", "rocm"):
-        raise ConfigError(f"device: found {device!r}, expected auto, cpu, cuda or rocm")
+    if device not in get_args(DeviceName):
+        raise ConfigError(
+            f"device: found {device!r}, expected one of {', '.join(get_args(DeviceName))}"
+        )
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return CpuPlatform(threads, cpu_activations)
     has = "rocm" if torch.version.hip else "cuda" if torch.version.cuda else "cpu alone"

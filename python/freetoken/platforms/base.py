@@ -36,7 +36,31 @@ class GpuSide(Protocol):
         ...
 
 
-class Platform(Protocol):
+class SlotMemory(Protocol):
+    """The part of a platform that stores of experts need."""
+
+    def allocate(self, size_bytes: int, /) -> npt.NDArray[np.uint8]:
+        """Zeroed host memory for packed experts: uint8 [size_bytes], beginning at a multiple of
+        `host_memory.ALIGNMENT_BYTES`. Raises CapacityError if there is too little."""
+        ...
+
+    def allocate_slots(self, size_bytes: int, /) -> Tensor:
+        """The same in the device's memory, where slots lie. On a CPU that is host memory."""
+        ...
+
+    def pin(self, memory: Tensor, /) -> bool:
+        """Let the device read host memory, uint8 [size_bytes], while that lives. False where the
+        system refuses, which is a normal case; then nothing has changed."""
+        ...
+
+    def place(self, bank: ExpertBank, *, mapped: bool) -> None:
+        """Before memory of `allocate` is written (`mapped` False), or a checkpoint's own bytes
+        are used (`mapped` True): see that each expert's rows lie near the CPU threads that will
+        read them. Does nothing where all memory is as near, or where it is settled already."""
+        ...
+
+
+class Platform(SlotMemory, Protocol):
     """One device and its operators. Lives as long as the model that was loaded onto it."""
 
     @property
@@ -62,26 +86,6 @@ class Platform(Protocol):
     @property
     def gpu(self) -> GpuSide | None:
         """None on a CPU."""
-        ...
-
-    def allocate(self, size_bytes: int) -> npt.NDArray[np.uint8]:
-        """Zeroed host memory for packed experts: uint8 [size_bytes], aligned to 256 bytes. Raises
-        CapacityError if there is too little."""
-        ...
-
-    def allocate_slots(self, size_bytes: int) -> Tensor:
-        """The same in the device's memory, for expert slots."""
-        ...
-
-    def pin(self, memory: Tensor) -> bool:
-        """Let the device read host memory, uint8 [size_bytes], while that lives. False where the
-        system refuses; then nothing has changed."""
-        ...
-
-    def place(self, bank: ExpertBank, *, mapped: bool) -> None:
-        """Before memory of `allocate` is written (`mapped` False), or a checkpoint's own bytes
-        are used (`mapped` True): see that each expert's rows lie near the CPU threads that will
-        read them. Does nothing where all memory is as near, or where it is settled already."""
         ...
 
     def close(self) -> None:

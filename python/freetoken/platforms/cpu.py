@@ -47,7 +47,7 @@ class CpuPlatform:
         self._ops.place(bank, mapped=mapped)
 
     def allocate_slots(self, size_bytes: int) -> Tensor:
-        return torch.from_numpy(self.allocate(size_bytes))
+        return torch.from_numpy(allocate(size_bytes, slots=True))
 
     def pin(self, memory: Tensor) -> bool:
         return True  # the CPU reads it as it is

@@ -28,27 +28,23 @@ _log = logging.getLogger(__name__)
 
 # A step that makes no progress for so long is taken for lost.
 _STALL_LIMIT_SECONDS = 30.0
-# Where they are fewer, a core computes more than the wait for a shared one costs.
-_THREADS_TO_SPARE_ONE = 4
+# On fewer cores a thread of experts gains more than a core to itself saves the one that answers.
+_CORES_TO_SPARE_ONE = 4
 
 
-def _cpu_ops(threads: int | None, activations: str) -> CpuOps:
-    """With all threads that the process may use but one, which answers the stream, where there are
-    enough of them and no number was asked for."""
-    ops = CpuOps(threads, activations=activations)
-    if threads is not None or ops.threads < _THREADS_TO_SPARE_ONE:
-        return ops
-    ops.close()
-    return CpuOps(ops.threads - 1, activations=activations)
+def _cpu_threads(cores: int) -> int:
+    """Threads for the CPU's experts, by default: one per physical core, but one core is left to the
+    thread that answers the GPU's stream where there are four or more."""
+    return cores - 1 if cores >= _CORES_TO_SPARE_ONE else cores
 
 
 class GpuPlatform:
     """freetoken.platforms.base.Platform for one device of torch.
 
-    `threads` (default: one per physical core, but for one of four or more) and `cpu_activations`
-    are those of the CPU's kernels, which compute what the GPU does not. `driver_library`, `streams`
-    and `graphs` are for tests; by default they are the system's and torch's. Raises ConfigError if
-    the driver cannot be opened.
+    `threads` (default: `_cpu_threads` of the physical cores that the process may use) and
+    `cpu_activations` are those of the CPU's kernels, which compute what the GPU does not.
+    `driver_library`, `streams` and `graphs` are for tests; by default they are the system's and
+    torch's. Raises ConfigError if the driver cannot be opened.
     """
 
     def __init__(
@@ -63,7 +59,9 @@ class GpuPlatform:
     ) -> None:
         self._device = device
         self._ops = TritonOps(device)
-        self._cpu_ops = _cpu_ops(threads, cpu_activations)
+        if threads is None:
+            threads = _cpu_threads(len(_native.physical_cpus()))
+        self._cpu_ops = CpuOps(threads, activations=cpu_activations)
         self._driver_library = driver_library
         self._streams = streams or TorchStreams(device)
         self._graphs = graphs
@@ -111,7 +109,8 @@ class GpuPlatform:
     @cached_property
     def handshake_choice(self) -> _native.HandshakeChoice:
         """The mechanism by which streams and CPU threads wait for each other here. The first call
-        tries them, which takes seconds, and logs what was found."""
+        tries them, which takes seconds, and logs what was found (that graphs have to do without
+        one is a warning of freetoken.models.graphed)."""
         try:
             choice = self.driver.choose()
         except RuntimeError as error:
@@ -121,11 +120,6 @@ class GpuPlatform:
             ) from error
         for finding in choice.findings:
             _log.info("handshake by %s: %s", finding.name, finding.reason or "works in graphs")
-        if not choice.capturable:
-            _log.warning(
-                "no handshake works in graphs on %s; decode steps that use the CPU run eagerly",
-                self.device,
-            )
         return choice
 
     def handshake(self) -> _native.GpuHandshake:

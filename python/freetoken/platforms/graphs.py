@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from freetoken.platforms.streams import PinnedMemory, TorchPinned
+
 
 class Graph(Protocol):
     """Captured work. It reads and writes the same memory at every replay."""
@@ -23,12 +25,8 @@ class Graph(Protocol):
         ...
 
 
-class GraphDevice(Protocol):
+class GraphDevice(PinnedMemory, Protocol):
     """What captures graphs. They share one pool of memory, so one is replayed at a time."""
-
-    def pinned(self, size_bytes: int) -> Tensor:
-        """Zeroed host memory, uint8 [size_bytes], that a captured copy may read at each replay."""
-        ...
 
     def capture(self, work: Callable[[], Tensor]) -> Graph:
         """Call `work` and keep what it puts on the stream, which is not computed now. What `work`
@@ -41,16 +39,13 @@ class GraphDevice(Protocol):
         ...
 
 
-class TorchGraphs:
+class TorchGraphs(TorchPinned):
     """GraphDevice of torch, for one device of either vendor."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
-
-    def pinned(self, size_bytes: int) -> Tensor:
-        return torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=True)
 
     def capture(self, work: Callable[[], Tensor]) -> TorchGraph:
         graph = torch.cuda.CUDAGraph()

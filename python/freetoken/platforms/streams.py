@@ -8,12 +8,16 @@ import torch
 from torch import Tensor
 
 
-class GpuStreams(Protocol):
-    """What a GPU platform gives: memory and copies, in the order of the current stream."""
+class PinnedMemory(Protocol):
+    """Host memory that a device copies from and to by itself, also in replays of a graph."""
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Contiguous host memory that the device copies from and to by itself."""
+        """Contiguous and zeroed."""
         ...
+
+
+class GpuStreams(PinnedMemory, Protocol):
+    """What a GPU platform gives: memory and copies, in the order of the current stream."""
 
     def current(self) -> int:
         """The driver's handle of the current stream."""
@@ -28,20 +32,25 @@ class GpuStreams(Protocol):
         ...
 
 
-class TorchStreams:
+class TorchPinned:
+    """PinnedMemory of torch, for any device of either vendor."""
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+
+
+class TorchStreams(TorchPinned):
     """GpuStreams of torch, for one device of either vendor."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, pin_memory=True)
-
     def current(self) -> int:
         return int(torch.cuda.current_stream(self._device).cuda_stream)
 
     def capturing(self) -> bool:
-        return torch.cuda.is_current_stream_capturing()
+        with torch.cuda.device(self._device):
+            return torch.cuda.is_current_stream_capturing()
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         target.copy_(source, non_blocking=True)

@@ -161,6 +161,27 @@ def test_what_is_no_number_is_seen_and_stays_in_its_sequence(
     assert found[~in_sequence].isfinite().all()
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("tokens", [PREFILL, DECODE], ids=["prefill", "decode"])
+def test_a_value_that_is_no_number_reaches_those_who_see_it_alone(
+    device: str, tokens: list[tuple[int, int]], value: float
+) -> None:
+    """Neither earlier tokens of its sequence nor other sequences, in whatever tile they lie."""
+    heads = (9, 3, 64)
+    case = make_case(heads, tokens, sequences=len(DECODE) if tokens is DECODE else 2)
+    whole = case.ours(device)
+    at = 200
+    page = case.table[1, at // PAGE_TOKENS]
+    case.v_cache[page, at % PAGE_TOKENS, 1, 3] = value
+    found = case.ours(device)
+    sees = (case.sequence == 1) & (case.positions >= at)
+    assert 0 < sees.sum() < (case.sequence == 1).sum()
+    assert not found[sees][:, 3:6].isfinite().all(dim=-1).any()
+    others = found.clone()
+    others[sees, 3:6] = whole[sees, 3:6]
+    close(others, whole, 5e-6)
+
+
 def test_many_sequences_in_one_tile_of_a_prefill(device: str) -> None:
     tokens = [(1, 200), (0, 3), (1, 201), (-1, 0), (0, 4), (1, 5)]
     case = make_case((4, 1, 16), tokens, window=6)

@@ -55,6 +55,9 @@ def test_a_launch_for_no_more_than_it_may_need(device: str) -> None:
     assert torch.equal(slots[0].cpu(), records[1].cpu()) and not slots[1].any()
     copy_fetched(fetched([(2, 1)], 3, 2, device), records, slots, most=100)
     assert torch.equal(slots[1].cpu(), records[2].cpu())
+    slots.zero_()
+    copy_fetched(fetched([(2, 1), (0, 0)], 3, 2, device), records, slots, most=1)
+    assert torch.equal(slots[1].cpu(), records[2].cpu()) and not slots[0].any()
 
 
 def test_counts_are_added_where_asked(device: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from freetoken import LLM, SamplingParams
 from freetoken.engine import loading
 from freetoken.kernels.triton import linear
+from freetoken.kernels.triton.ops import TritonOps
 from freetoken.platforms import CpuPlatform
 from freetoken.platforms.gpu import GpuPlatform
 from freetoken.platforms.graphs import Graph
@@ -35,8 +37,8 @@ class InOrder(FakeGpu):
 class RefusesToCapture:
     """What is captured here would run in the driver, but torch's work would not."""
 
-    def pinned(self, size_bytes: int) -> Tensor:
-        return torch.zeros(size_bytes, dtype=torch.uint8)
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype)
 
     def capture(self, work: Callable[[], Tensor]) -> Graph:
         raise RuntimeError("graphs are not for CPU tensors")
@@ -117,3 +119,25 @@ def test_a_driver_without_memory_operations_is_served_by_the_next_mechanism(
     assert "callback" in platform.handshake_choice.mechanism.name.lower()
     fake.set_faults(0)
     assert found == tokens(model, strategy="hybrid", cache_slots=2, max_fetch=1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the fake driver knows no GPU's memory")
+@pytest.mark.parametrize("strategy", ["offload", "hybrid"])
+def test_a_decode_step_with_a_wrong_expert_id_gives_no_token(
+    strategy: str, model: Path, platforms: list[GpuPlatform], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache's kernels can but mark it, and compute nothing for the layer."""
+    route = TritonOps.route_topk
+
+    def wrong(self: TritonOps, logits: Tensor, *arguments: Any, **options: Any) -> Any:
+        weights, ids = route(self, logits, *arguments, **options)
+        if len(logits) == 1:  # a decode step of the one sequence
+            ids[0, 0] = 1000
+        return weights, ids
+
+    monkeypatch.setattr(TritonOps, "route_topk", wrong)
+    with (
+        LLM(model, strategy=strategy, cache_slots=3, cpu_activations="exact") as llm,
+        pytest.raises(ValueError, match="MoE layer 0: an expert id is out of range"),
+    ):
+        llm.generate(PROMPTS[:1], GREEDY)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -18,12 +20,20 @@ from freetoken.formats.bf16 import BF16Format
 from freetoken.kernels.activations import Activation, ClampedSwiGlu
 from freetoken.kernels.triton import expert_sizes
 from freetoken.kernels.triton import experts as module
-from freetoken.kernels.triton.expert_bank import DeviceBank
+from freetoken.kernels.triton.expert_bank import DeviceBank, DevicePart
 from freetoken.kernels.triton.expert_prefill import sort_routes_kernel
-from freetoken.kernels.triton.expert_sizes import MANY_REGISTERS, Sizes, decode_block_k, most_tiles
+from freetoken.kernels.triton.expert_sizes import (
+    MANY_REGISTERS,
+    Sizes,
+    decode_block_k,
+    gate_up_constants,
+    gate_up_tiles_constants,
+    most_tiles,
+)
 from freetoken.kernels.triton.experts import ExpertScratch, TritonExpertKernel
 from support.expert_layers import (
     Expected,
+    Formats,
     assert_within,
     device_bank,
     expected,
@@ -108,6 +118,43 @@ def test_factors_biases_and_mixed_formats(way: str, few_programs: None, device: 
     x, ids, weights = hidden_states(2, 96), routes([[0, 1], [2, 0]]), torch.rand(2, 2) + 0.1
     found = run(device_bank(layer, device), x, weights, ids)
     assert_within(found, expected(layer, x, weights, ids, bfloat16=way == "prefill"))
+
+
+@pytest.mark.parametrize(
+    "formats", [(FP8_128, BF16, F16), (BF16, FP8_128, F16)], ids=["gate", "up"]
+)
+@ways
+def test_scales_of_one_part_beside_wider_steps_of_the_other(
+    way: str, few_programs: None, formats: Formats, device: str
+) -> None:
+    """No whole units of FP8 codes, whose steps must not be wider than what shares a scale."""
+    layer = random_layer(12, formats, hidden=504, inner=16)
+    x, ids, weights = hidden_states(1, 504), routes([[1, 2]]), torch.tensor([[0.6, 0.4]])
+    found = run(device_bank(layer, device), x, weights, ids)
+    assert_within(found, expected(layer, x, weights, ids, bfloat16=way == "prefill"))
+
+
+def test_every_two_formats_have_steps_that_both_can_read() -> None:
+    for (gate, cols), up in itertools.product(
+        ((fmt, cols) for fmt in FORMATS.values() for cols in (8, 24, 136, 504, 4096)),
+        FORMATS.values(),
+    ):
+        if cols % math.lcm(gate.block_elements, up.block_elements):
+            continue
+        parts = [DevicePart(fmt, 16, cols, 0, 0) for fmt in (gate, up)]
+        down = DevicePart(F16, cols, 16, 0, 0)
+        bank = DeviceBank(torch.zeros(1, 16, dtype=torch.uint8), *parts, down, "silu")
+        step, tile = (
+            gate_up_constants(bank, MANY_REGISTERS)["BLOCK_K"],
+            gate_up_tiles_constants(bank)["BK"],
+        )
+        for part in parts:
+            kernels, names = part.kernels, (gate.name, up.name, cols)
+            assert kernels.least_block_k <= tile <= kernels.most_block_k, names
+            if part.whole_units:
+                assert step >= kernels.unit, names
+            else:
+                assert kernels.least_block_k <= step <= kernels.most_block_k, names
 
 
 @pytest.mark.parametrize("part", ["gate", "up", "down"])

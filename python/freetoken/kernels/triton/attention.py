@@ -13,14 +13,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from freetoken.gpu_budget import ATTENTION_SHARES
 from freetoken.kernels.triton.compile_cases import CompileCase
-from freetoken.kernels.triton.products import dot
+from freetoken.kernels.triton.products import FUSED, dot
 
 _LOG2_E = 1.4426950408889634
 _EVERYTHING = 2**31 - 1  # a window that no position is beyond
 _TILE_BYTES = 1 << 14  # of keys, and of values: two stages of both fit any GPU's 64 KiB
 _QUERY_BYTES = 1 << 15  # of a prefill's tile, which may lie beside them
 _PREFILL_ROWS = 64
+_OPTIONS = {"num_warps": 4, "num_stages": 2, **FUSED}
+_COMBINE_OPTIONS = {"num_warps": 4, **FUSED}
 _DECODE_PROGRAMS = 128  # for one token: about one per multiprocessor of a large GPU
 
 
@@ -43,9 +46,13 @@ def _attend(
     PAGE_TOKENS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    CAREFUL: tl.constexpr,
 ):
     """Go on with the softmax of q [M, BLOCK_D] over the positions [first, end) of one sequence, of
-    which each row sees those in [low, high]. Scores are base-2 logarithms."""
+    which each row sees those in [low, high]. Scores are base-2 logarithms.
+
+    A share of zero times a value that is not finite is not zero. So that such values reach none but
+    the rows that see them, those get a NaN if CAREFUL, and the value counts as zero."""
     d = tl.arange(0, BLOCK_D)
     for begin in range(first, end, BLOCK_N):
         n = begin + tl.arange(0, BLOCK_N)
@@ -64,6 +71,12 @@ def _attend(
         shrink = tl.exp2(largest - base)
         v = tl.load(v_ptr + at, mask=inside, other=0.0)
         values = values * shrink[:, None]
+        if CAREFUL:
+            finite = tl.abs(v) < float("inf")
+            v = tl.where(finite, v, 0.0)
+            broken = tl.max((finite == 0).to(tl.int32), axis=1)
+            sees = tl.max(tl.where(seen, broken[None, :], 0), axis=1)
+            values = tl.where((sees != 0)[:, None], float("nan"), values)
         values = dot(shares.to(v.dtype), v, values)
         total = total * shrink + tl.sum(shares, axis=1)
         largest = larger
@@ -135,6 +148,7 @@ def decode_kernel(
         PAGE_TOKENS,
         BLOCK_N,
         BLOCK_D,
+        CAREFUL=False,  # all rows see the same positions
     )
     out = q_head * SPLITS + split
     mean = values / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -182,53 +196,33 @@ def combine_kernel(
     tl.store(out_ptr + row * DIM + d, out, mask=d < DIM)
 
 
-@triton.jit(do_not_specialize=["tokens", "pages", "window"])
-def prefill_kernel(
-    q_ptr,
+@triton.jit
+def _attend_sequences(
+    q,
+    sequence,
+    low,
+    position,
     k_ptr,
     v_ptr,
     table_ptr,
-    sequence_ptr,
-    positions_ptr,
-    sinks_ptr,
-    out_ptr,
-    tokens,
-    kv_heads,
     pages,
-    window,
-    scale,
-    log2_e,
-    HAS_SINKS: tl.constexpr,
-    GROUP: tl.constexpr,
+    head,
+    kv_heads,
     DIM: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    CAREFUL: tl.constexpr,
 ):
-    """BLOCK_M // GROUP tokens and one key head: the tile's rows are pairs of token and query head.
+    """The softmax of rows q [M, BLOCK_D], each over the positions [low, position] of its sequence:
+    the largest score, the sum of shares and that of values by share.
 
-    The tile's sequences are gone through one after the other, each over the positions that some row
+    The rows' sequences are gone through one after the other, each over the positions that some row
     of it sees, from a multiple of BLOCK_N on, so that a row's sum does not depend on the others.
     """
-    # the last tiles see the most: they begin first
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    head = tl.program_id(1)
-    m = tl.arange(0, BLOCK_M)
-    d = tl.arange(0, BLOCK_D)
-    token = tile.to(tl.int64) * (BLOCK_M // GROUP) + m // GROUP
-    exists = (m < BLOCK_M // GROUP * GROUP) & (token < tokens)
-    sequence = tl.load(sequence_ptr + token, mask=exists, other=-1)
-    position = tl.load(positions_ptr + token, mask=exists, other=0)
-    low = tl.maximum(position - window + 1, 0)
-    q_head = (token * kv_heads + head) * GROUP + m % GROUP
-    inside = exists[:, None] & (d < DIM)[None, :]
-    q = tl.load(q_ptr + q_head[:, None] * DIM + d[None, :], mask=inside, other=0.0)
-    q = (q * scale).to(k_ptr.dtype.element_ty)
-    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-
+    largest = tl.full([q.shape[0]], float("-inf"), tl.float32)
+    total = tl.zeros([q.shape[0]], tl.float32)
+    values = tl.zeros([q.shape[0], BLOCK_D], tl.float32)
     waiting = sequence
     current = tl.max(waiting, axis=0)
     while current >= 0:
@@ -253,10 +247,79 @@ def prefill_kernel(
             PAGE_TOKENS,
             BLOCK_N,
             BLOCK_D,
+            CAREFUL,
         )
         waiting = tl.where(own, -1, waiting)
         current = tl.max(waiting, axis=0)
+    return largest, total, values
 
+
+@triton.jit(do_not_specialize=["tokens", "pages", "window"])
+def prefill_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    sequence_ptr,
+    positions_ptr,
+    sinks_ptr,
+    out_ptr,
+    tokens,
+    kv_heads,
+    pages,
+    window,
+    scale,
+    log2_e,
+    HAS_SINKS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    CAREFUL: tl.constexpr,
+):
+    """BLOCK_M // GROUP tokens and one key head: the tile's rows are pairs of token and query head.
+
+    CAREFUL is for a second launch, which computes those tiles anew that are not all finite, to find
+    out whose that is. In one launch the two take more registers than there are.
+    """
+    # the last tiles see the most: they begin first
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    head = tl.program_id(1)
+    m = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    token = tile.to(tl.int64) * (BLOCK_M // GROUP) + m // GROUP
+    exists = (m < BLOCK_M // GROUP * GROUP) & (token < tokens)
+    q_head = (token * kv_heads + head) * GROUP + m % GROUP
+    inside = exists[:, None] & (d < DIM)[None, :]
+    if CAREFUL:
+        out = tl.load(out_ptr + q_head[:, None] * DIM + d[None, :], mask=inside, other=0.0)
+        broken = tl.max((tl.abs(out) < float("inf")).to(tl.int32) ^ 1, axis=1)
+        exists = exists & (token < tl.where(tl.max(broken, axis=0) != 0, tokens, 0))
+        inside = exists[:, None] & (d < DIM)[None, :]
+    sequence = tl.load(sequence_ptr + token, mask=exists, other=-1)
+    position = tl.load(positions_ptr + token, mask=exists, other=0)
+    low = tl.maximum(position - window + 1, 0)
+    q = tl.load(q_ptr + q_head[:, None] * DIM + d[None, :], mask=inside, other=0.0)
+    q = (q * scale).to(k_ptr.dtype.element_ty)
+    largest, total, values = _attend_sequences(
+        q,
+        sequence,
+        low,
+        position,
+        k_ptr,
+        v_ptr,
+        table_ptr,
+        pages,
+        head,
+        kv_heads,
+        DIM,
+        PAGE_TOKENS,
+        BLOCK_N,
+        BLOCK_D,
+        CAREFUL,
+    )
     if HAS_SINKS:
         sink = tl.load(sinks_ptr + head * GROUP + m % GROUP) * log2_e
         base = tl.maximum(largest, sink)
@@ -318,7 +381,7 @@ def _decode(
     pages = block_table.shape[1]
     block_n, block_d = _tile(k_cache)
     # a number of the model alone: what a share is must not depend on the batch
-    splits = min(64, triton.next_power_of_2(triton.cdiv(_DECODE_PROGRAMS, kv_heads)))
+    splits = min(ATTENTION_SHARES, triton.next_power_of_2(triton.cdiv(_DECODE_PROGRAMS, kv_heads)))
     written = min(splits, triton.cdiv(pages * page_tokens, block_n))
     out = torch.empty_like(q)
     partials = torch.empty(tokens, heads, splits, dim, device=q.device)
@@ -343,8 +406,7 @@ def _decode(
         BLOCK_M=max(16, triton.next_power_of_2(heads // kv_heads)),
         BLOCK_N=block_n,
         BLOCK_D=block_d,
-        num_warps=4,
-        num_stages=2,
+        **_OPTIONS,
     )
     combine_kernel[(tokens, heads)](
         partials,
@@ -359,7 +421,7 @@ def _decode(
         DIM=dim,
         SPLITS=splits,
         BLOCK_D=block_d,
-        num_warps=4,
+        **_COMBINE_OPTIONS,
     )
     return out
 
@@ -382,31 +444,32 @@ def _prefill(
     rows = min(_PREFILL_ROWS, _QUERY_BYTES // (block_d * k_cache.element_size()))
     block_m = max(rows, triton.next_power_of_2(group))
     out = torch.empty_like(q)
-    prefill_kernel[(triton.cdiv(tokens, block_m // group), kv_heads)](
-        q,
-        k_cache,
-        v_cache,
-        block_table,
-        sequence,
-        positions,
-        out if sinks is None else sinks,
-        out,
-        tokens,
-        kv_heads,
-        block_table.shape[1],
-        window,
-        scale,
-        _LOG2_E,
-        HAS_SINKS=sinks is not None,
-        GROUP=group,
-        DIM=dim,
-        PAGE_TOKENS=page_tokens,
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        BLOCK_D=block_d,
-        num_warps=4,
-        num_stages=2,
-    )
+    for careful in (False, True):
+        prefill_kernel[(triton.cdiv(tokens, block_m // group), kv_heads)](
+            q,
+            k_cache,
+            v_cache,
+            block_table,
+            sequence,
+            positions,
+            out if sinks is None else sinks,
+            out,
+            tokens,
+            kv_heads,
+            block_table.shape[1],
+            window,
+            scale,
+            _LOG2_E,
+            HAS_SINKS=sinks is not None,
+            GROUP=group,
+            DIM=dim,
+            PAGE_TOKENS=page_tokens,
+            BLOCK_M=block_m,
+            BLOCK_N=block_n,
+            BLOCK_D=block_d,
+            CAREFUL=careful,
+            **_OPTIONS,
+        )
     return out
 
 
@@ -428,7 +491,7 @@ COMPILE_CASES = [
             decode_kernel,
             _signature(cache, "q_ptr partials_ptr logs_ptr", "kv_heads pages window"),
             _sizes(dim, SPLITS=32, BLOCK_M=16, BLOCK_N=block_n),
-            {"num_warps": 4, "num_stages": 2},
+            _OPTIONS,
         )
         for cache, dim, block_n in (("bf16", 128, 64), ("fp32", 256, 16))
     ),
@@ -438,20 +501,21 @@ COMPILE_CASES = [
         {name: "*fp32" for name in ("partials_ptr", "logs_ptr", "sinks_ptr", "out_ptr")}
         | {"sequence_ptr": "*i32", "heads": "i32", "written": "i32", "log2_e": "fp32"},
         {"HAS_SINKS": True, "DIM": 128, "SPLITS": 32, "BLOCK_D": 128},
-        {"num_warps": 4},
+        _COMBINE_OPTIONS,
     ),
     *(
         CompileCase(
-            f"attention_prefill_{cache}",
+            f"attention_prefill_{cache}{'_careful' if careful else ''}",
             prefill_kernel,
             _signature(cache, "q_ptr sinks_ptr out_ptr", "tokens kv_heads pages window")
             | {"log2_e": "fp32"},
-            _sizes(dim, HAS_SINKS=sinks, BLOCK_M=block_m, BLOCK_N=block_n),
-            {"num_warps": 4, "num_stages": 2},
+            _sizes(dim, HAS_SINKS=sinks, BLOCK_M=block_m, BLOCK_N=block_n, CAREFUL=careful),
+            _OPTIONS,
         )
         for cache, dim, block_m, block_n, sinks in (
             ("bf16", 128, 64, 64, True),
             ("fp32", 256, 32, 16, False),
         )
+        for careful in (False, True)
     ),
 ]

@@ -44,7 +44,7 @@ class DevicePart:
         values = {
             "CODES": self.codes,
             "SCALES": self.scales,
-            "CODE_STRIDE": self.cols // fmt.block_elements * fmt.codes.bytes,
+            "CODE_STRIDE": fmt.code_row_bytes(self.cols),
             "SCALE_STRIDE": fmt.scale_plane(self.rows, self.cols)[1],
             "FACTOR": self.factor,
             "BIAS": self.bias,

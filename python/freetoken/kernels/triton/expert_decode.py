@@ -11,48 +11,13 @@ import triton
 import triton.language as tl
 
 from freetoken.kernels.triton.activations import gated
+from freetoken.kernels.triton.products import row_products
 
 
 @triton.jit
 def is_active(slot, weight):
     """Whether a route counts; a weight that is no number does."""
     return (slot >= 0) & (weight != 0.0)
-
-
-@triton.jit
-def row_products(
-    record,
-    rows,
-    row_mask,
-    x_ptr,
-    COLS: tl.constexpr,
-    DOT: tl.constexpr,
-    TILE: tl.constexpr,
-    CODES: tl.constexpr,
-    SCALES: tl.constexpr,
-    CODE_STRIDE: tl.constexpr,
-    SCALE_STRIDE: tl.constexpr,
-    SCALE_ROWS: tl.constexpr,
-    WHOLE_UNITS: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """Rows of one matrix of a record times x, float32 [COLS]: float32 [ROWS]. With a last unit that
-    is not whole, DOT cannot be used."""
-    if WHOLE_UNITS:
-        codes = record + CODES + rows * CODE_STRIDE
-        scales = record + SCALES + rows // SCALE_ROWS * SCALE_STRIDE
-        sums = DOT(codes, scales, row_mask, x_ptr, 0, COLS, BLOCK_K)
-        for k0 in tl.range(BLOCK_K, COLS, BLOCK_K):
-            sums += DOT(codes, scales, row_mask, x_ptr, k0, COLS, BLOCK_K)
-    else:
-        codes, scales = record + CODES, record + SCALES
-        sums = tl.zeros([rows.shape[0], BLOCK_K], tl.float32)
-        for k0 in tl.range(0, COLS, BLOCK_K):
-            k = k0 + tl.arange(0, BLOCK_K)
-            x = tl.load(x_ptr + k, mask=k < COLS, other=0.0)
-            w = TILE(codes, scales, rows, row_mask, k0, COLS, CODE_STRIDE, SCALE_STRIDE, BLOCK_K)
-            sums += w * x[None, :]
-    return tl.sum(sums, axis=1)
 
 
 @triton.jit
@@ -166,33 +131,31 @@ def gate_up_kernel(
             )
         else:
             gate = row_products(
-                record,
+                record + GATE_CODES,
+                record + GATE_SCALES,
                 rows,
                 row_mask,
                 x_ptr,
                 H,
-                GATE_DOT,
-                GATE_TILE,
-                GATE_CODES,
-                GATE_SCALES,
                 GATE_CODE_STRIDE,
                 GATE_SCALE_STRIDE,
+                GATE_DOT,
+                GATE_TILE,
                 GATE_SCALE_ROWS,
                 GATE_WHOLE_UNITS,
                 BLOCK_K,
             )
             up = row_products(
-                record,
+                record + UP_CODES,
+                record + UP_SCALES,
                 rows,
                 row_mask,
                 x_ptr,
                 H,
-                UP_DOT,
-                UP_TILE,
-                UP_CODES,
-                UP_SCALES,
                 UP_CODE_STRIDE,
                 UP_SCALE_STRIDE,
+                UP_DOT,
+                UP_TILE,
                 UP_SCALE_ROWS,
                 UP_WHOLE_UNITS,
                 BLOCK_K,
@@ -236,17 +199,16 @@ def down_kernel(
         rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
         row_mask = rows < H
         sums = row_products(
-            record,
+            record + DOWN_CODES,
+            record + DOWN_SCALES,
             rows,
             row_mask,
             inner_ptr + route.to(tl.int64) * I,
             I,
-            DOWN_DOT,
-            DOWN_TILE,
-            DOWN_CODES,
-            DOWN_SCALES,
             DOWN_CODE_STRIDE,
             DOWN_SCALE_STRIDE,
+            DOWN_DOT,
+            DOWN_TILE,
             DOWN_SCALE_ROWS,
             DOWN_WHOLE_UNITS,
             BLOCK_K,

@@ -21,6 +21,7 @@ import triton
 
 from freetoken.kernels.triton.activations import kernel_activation
 from freetoken.kernels.triton.expert_bank import DeviceBank, DevicePart
+from freetoken.kernels.triton.products import FUSED
 
 Constants = dict[str, Any]
 Options = dict[str, Any]
@@ -29,7 +30,7 @@ Options = dict[str, Any]
 # one expert, whose weights prefill reads once for all.
 DECODE_ROUTES = 64
 DECODE_LANES = 32  # threads of a row, each with a unit of columns
-DECODE_OPTIONS: Options = {"num_warps": 1, "enable_fp_fusion": True}
+DECODE_OPTIONS: Options = {"num_warps": 1, **FUSED}
 
 SUM_COLUMNS = 256  # of a program that adds up
 SUM_OPTIONS: Options = {"num_warps": 4}
@@ -39,8 +40,7 @@ SORT_OPTIONS: Options = {"num_warps": 8}
 
 TILE_COLUMNS = 64  # of the results of a tile in prefill
 TILE_OPTIONS: dict[int, Options] = {
-    size: {"num_warps": 8 if size == 128 else 4, "num_stages": 2, "enable_fp_fusion": True}
-    for size in (16, 64, 128)
+    size: {"num_warps": 8 if size == 128 else 4, "num_stages": 2, **FUSED} for size in (16, 64, 128)
 }
 
 
@@ -94,7 +94,7 @@ def gate_up_constants(bank: DeviceBank, sizes: Sizes) -> Constants:
         **_decode_part("UP", up),
         "TOGETHER": together,
         "ROWS": sizes.decode_rows // 2,
-        "BLOCK_K": max(_decode_step(gate), _decode_step(up)),
+        "BLOCK_K": _decode_step(gate, up),
     }
 
 
@@ -120,7 +120,7 @@ def gate_up_tiles_constants(bank: DeviceBank) -> Constants:
         "GATE_TILE": gate.kernels.tile,
         "UP_TILE": up.kernels.tile,
         "BN": TILE_COLUMNS,
-        "BK": max(gate.kernels.block_k, up.kernels.block_k),
+        "BK": _tile_step(gate, up),
     }
 
 
@@ -132,7 +132,7 @@ def down_tiles_constants(bank: DeviceBank) -> Constants:
         **bank.down.planes("DOWN"),
         "DOWN_TILE": bank.down.kernels.tile,
         "BN": TILE_COLUMNS,
-        "BK": bank.down.kernels.block_k,
+        "BK": _tile_step(bank.down),
     }
 
 
@@ -160,9 +160,19 @@ def _decode_part(prefix: str, part: DevicePart) -> Constants:
     }
 
 
-def _decode_step(part: DevicePart) -> int:
-    kernels = part.kernels
-    step = decode_block_k(part.cols, kernels.unit)
-    if part.whole_units:
-        return step
-    return min(max(step, kernels.least_block_k), kernels.most_block_k)
+def _decode_step(*parts: DevicePart) -> int:
+    """Columns that a program goes through at a time, in all of the parts, which are as wide: what
+    suits the widest, unless that is more than the `tile` of one takes. `dot` takes any."""
+    step = max(_wanted_step(part) for part in parts)
+    return min([step, *(part.kernels.most_block_k for part in parts if not part.whole_units)])
+
+
+def _wanted_step(part: DevicePart) -> int:
+    step = decode_block_k(part.cols, part.kernels.unit)
+    return step if part.whole_units else max(step, part.kernels.least_block_k)
+
+
+def _tile_step(*parts: DevicePart) -> int:
+    """The same for tensor cores, where every part is read by its `tile`."""
+    most = min(part.kernels.most_block_k for part in parts)
+    return min(max(part.kernels.block_k for part in parts), most)

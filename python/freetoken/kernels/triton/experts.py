@@ -8,8 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from freetoken.formats import DS_FP4
-from freetoken.kernels.triton.expert_bank import DeviceBank, DevicePart
+from freetoken.kernels.triton.expert_bank import DeviceBank
 from freetoken.kernels.triton.expert_decode import down_kernel, gate_up_kernel, sum_routes_kernel
 from freetoken.kernels.triton.expert_prefill import (
     down_tiles_kernel,
@@ -57,11 +56,6 @@ class ExpertScratch:
             self.terms = self.terms.new_empty(DECODE_ROUTES * hidden)
 
 
-def _rounds(part: DevicePart) -> bool:
-    """Whether the weights are made for activations in FP8."""
-    return part.format is DS_FP4
-
-
 class TritonExpertKernel:
     """`freetoken.kernels.base.ExpertMath` for a bank in the device's memory.
 
@@ -77,7 +71,7 @@ class TritonExpertKernel:
         self._hidden, self._inner = gate.cols, gate.rows
         self._scratch = scratch or ExpertScratch.on(bank.records.device)
         self._scratch.reserve(self._inner, self._hidden)
-        self._round_x, self._round_inner = _rounds(gate), _rounds(down)
+        self._round_x, self._round_inner = gate.kernels.reads_fp8, down.kernels.reads_fp8
         self._sizes = sizes_for(bank.records.device)
         self._gate_up = gate_up_constants(bank, self._sizes)
         self._down = down_constants(bank, self._sizes)

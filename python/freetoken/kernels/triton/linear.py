@@ -20,11 +20,13 @@ from freetoken.kernels.triton.compile_cases import CompileCase
 from freetoken.kernels.triton.formats import TRITON_FORMATS
 from freetoken.kernels.triton.fp8 import fp8_rounded
 from freetoken.kernels.triton.matrix import TritonMatrix
-from freetoken.kernels.triton.products import dot
+from freetoken.kernels.triton.products import FUSED, dot, row_products
 
 FEW_TOKENS = 4  # that are multiplied one by one
 MOST_MATRICES = 3  # of one launch
 _COLUMNS = 1024  # of a step: with 4-bit weights, 16 bytes of a row for each thread of a warp
+_FEW_OPTIONS = {"num_warps": 4, **FUSED}
+_MANY_OPTIONS = {"num_warps": 4, "num_stages": 2, **FUSED}
 _PROGRAMS = 512  # that keep a large GPU's memory busy: about four per multiprocessor
 
 
@@ -87,31 +89,22 @@ def few_tokens_kernel(
 
     row = block * BLOCK_R + tl.arange(0, BLOCK_R)
     inside = row < rows
-    x_ptr += token * cols
-    if WHOLE_UNITS:
-        codes = codes_ptr + row.to(tl.int64) * code_row_stride
-        scales = scales_ptr + (row // SCALE_ROWS).to(tl.int64) * scale_row_stride
-        sums = DOT(codes, scales, inside, x_ptr, 0, cols, BLOCK_K)
-        for k0 in range(BLOCK_K, cols, BLOCK_K):
-            sums += DOT(codes, scales, inside, x_ptr, k0, cols, BLOCK_K)
-    else:
-        k = tl.arange(0, BLOCK_K)
-        sums = tl.zeros([BLOCK_R, BLOCK_K], tl.float32)
-        for k0 in range(0, cols, BLOCK_K):
-            x = tl.load(x_ptr + k0 + k, mask=k0 + k < cols, other=0.0)
-            w = TILE(
-                codes_ptr,
-                scales_ptr,
-                row,
-                inside,
-                k0,
-                cols,
-                code_row_stride,
-                scale_row_stride,
-                BLOCK_K,
-            )
-            sums += w * x[None, :]
-    out = tl.sum(sums, axis=1) * factor
+    sums = row_products(
+        codes_ptr,
+        scales_ptr,
+        row.to(tl.int64),
+        inside,
+        x_ptr + token * cols,
+        cols,
+        code_row_stride,
+        scale_row_stride,
+        DOT,
+        TILE,
+        SCALE_ROWS,
+        WHOLE_UNITS,
+        BLOCK_K,
+    )
+    out = sums * factor
     if HAS_BIAS:
         out += tl.load(bias_ptr + row, mask=inside, other=0.0)
     tl.store(out_ptr + token * rows + row, out, mask=inside)
@@ -192,7 +185,7 @@ def _few_tokens(
 ) -> list[Tensor]:
     tokens = x.shape[0]
     first = matrices[0]
-    if first.reads_fp8:
+    if first.format.reads_fp8:
         x = fp8_rounded(x)
     sizes = [w.rows for w in matrices]
     out = torch.empty(tokens * sum(sizes), device=x.device)
@@ -221,7 +214,7 @@ def _few_tokens(
         HAS_BIAS=biases[0] is not None,
         BLOCK_R=block_r,
         BLOCK_K=block_k,
-        num_warps=4,
+        **_FEW_OPTIONS,
     )
     parts = torch.split(out, [tokens * n for n in sizes])
     return [part.view(tokens, n) for part, n in zip(parts, sizes, strict=True)]
@@ -243,10 +236,10 @@ def _few_tokens_tile(w: TritonMatrix, rows: int, whole_units: bool) -> tuple[int
 
 def _many_tokens(x: Tensor, w: TritonMatrix, bias: Tensor | None) -> Tensor:
     tokens = x.shape[0]
-    if w.reads_fp8:
+    if w.format.reads_fp8:
         x = fp8_rounded(x)
     out = torch.empty(tokens, w.rows, device=x.device)
-    block_t, block_r = _many_tokens_tile(tokens, w.exact)
+    block_t, block_r = _many_tokens_tile(tokens, w.format.exact)
     many_tokens_kernel[(triton.cdiv(tokens, block_t), triton.cdiv(w.rows, block_r))](
         x,
         out,
@@ -261,12 +254,11 @@ def _many_tokens(x: Tensor, w: TritonMatrix, bias: Tensor | None) -> Tensor:
         w.scale_row_stride,
         TILE=w.format.tile,
         HAS_BIAS=bias is not None,
-        EXACT=w.exact,
+        EXACT=w.format.exact,
         BLOCK_T=block_t,
         BLOCK_R=block_r,
         BLOCK_K=w.format.block_k,
-        num_warps=4,
-        num_stages=2,
+        **_MANY_OPTIONS,
     )
     return out
 
@@ -300,7 +292,7 @@ def _few_case(name: str, bias: bool, block_r: int, whole_units: bool = True) -> 
         "BLOCK_K": _COLUMNS,
     }
     name = f"linear_few_{name}{'' if whole_units else '_any_columns'}"
-    return CompileCase(name, few_tokens_kernel, _COMMON | _FEW, constants, {"num_warps": 4})
+    return CompileCase(name, few_tokens_kernel, _COMMON | _FEW, constants, _FEW_OPTIONS)
 
 
 def _many_case(name: str, bias: bool, block_t: int, block_r: int) -> CompileCase:
@@ -308,13 +300,12 @@ def _many_case(name: str, bias: bool, block_t: int, block_r: int) -> CompileCase
     constants: dict[str, object] = {
         "TILE": fmt.tile,
         "HAS_BIAS": bias,
-        "EXACT": name == "F32",
+        "EXACT": fmt.exact,
         "BLOCK_T": block_t,
         "BLOCK_R": block_r,
         "BLOCK_K": fmt.block_k,
     }
-    options = {"num_warps": 4, "num_stages": 2}
-    return CompileCase(f"linear_many_{name}", many_tokens_kernel, _MANY, constants, options)
+    return CompileCase(f"linear_many_{name}", many_tokens_kernel, _MANY, constants, _MANY_OPTIONS)
 
 
 COMPILE_CASES = [

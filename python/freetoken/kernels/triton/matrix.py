@@ -10,7 +10,6 @@ from torch import Tensor
 
 from freetoken.checkpoints.base import TensorEntry
 from freetoken.errors import CheckpointError
-from freetoken.formats import DS_FP4, F32
 from freetoken.formats.base import Bytes, WeightFormat
 from freetoken.formats.planes import copy_field
 from freetoken.kernels.triton.formats import TritonFormat, triton_format
@@ -22,9 +21,7 @@ class TritonMatrix:
 
     `codes` and `scales` are uint8 and one-dimensional, rows one after the other (where a format has
     no scales, `scales` is `codes`, which nothing reads as such). `factor` multiplies all numbers.
-    `weight_format` is that of the numbers; `exact` says that products of many tokens are computed
-    in float32, as float32 numbers deserve, and not in bfloat16; `reads_fp8` that what it multiplies
-    is rounded to FP8 first.
+    `weight_format` is that of the numbers.
     """
 
     weight_format: WeightFormat
@@ -36,8 +33,6 @@ class TritonMatrix:
     code_row_stride: int
     scale_row_stride: int
     factor: float
-    exact: bool
-    reads_fp8: bool
 
     @staticmethod
     def of(entry: TensorEntry, device: torch.device) -> TritonMatrix:
@@ -63,11 +58,9 @@ class TritonMatrix:
             cols=cols,
             codes=on_device,
             scales=on_device if scales is None else torch.from_numpy(scales).to(device),
-            code_row_stride=cols // fmt.block_elements * fmt.codes.bytes,
+            code_row_stride=fmt.code_row_bytes(cols),
             scale_row_stride=fmt.scale_plane(rows, cols)[1],
             factor=1.0 if entry.factors is None else float(entry.factors),
-            exact=fmt is F32,
-            reads_fp8=fmt is DS_FP4,
         )
 
 
@@ -75,7 +68,7 @@ def _planes(entry: TensorEntry) -> tuple[Bytes, Bytes | None]:
     """Copies of the codes and of the scales, each in memory of its own."""
     fmt = entry.format
     rows, cols = entry.shape
-    codes = np.empty(rows * (cols // fmt.block_elements) * fmt.codes.bytes, np.uint8)
+    codes = np.empty(rows * fmt.code_row_bytes(cols), np.uint8)
     copy_field(entry.data, fmt.block_bytes, fmt.codes, codes)
     if entry.scales is not None:
         return codes, entry.scales.copy()

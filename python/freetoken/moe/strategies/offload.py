@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from freetoken.moe.expert_cache import expert_waves
 from freetoken.moe.hybrid_decode import GpuExpertRunner
 from freetoken.moe.runtime import OffloadMoeRuntime
 from freetoken.moe.strategies.base import RunnerTable
@@ -72,8 +73,9 @@ def prefill_in_waves(
     the number of waves depends on the ids.
     """
     cache = runtime.cache
+    waves = expert_waves(topk_ids, cache.slots, cache.resident(layer_id))
     out = torch.zeros_like(hidden_states, dtype=torch.float64)
-    for index, routes in enumerate(cache.expert_waves(layer_id, topk_ids)):
+    for index, routes in enumerate(waves):
         outside = ~routes
         slots = topk_ids.masked_fill(outside, -1)
         cache.ensure_experts(layer_id, slots)

@@ -35,6 +35,8 @@ class TritonFormat:
     `tile` takes a BLOCK_K that is a power of two from `least_block_k` to `most_block_k`; `block_k`
     is what a matrix product on tensor cores should take. `dot` takes a power of two from
     `unit` on, the columns that it adds up at once. `scale_rows` rows share a row of scales.
+    `exact`: dense products of many tokens are computed in float32, as such weights deserve, and not
+    in bfloat16. `reads_fp8`: the weights are made for activations that are rounded to FP8 first.
     """
 
     tile: JITFunction
@@ -44,12 +46,14 @@ class TritonFormat:
     block_k: int = 64
     most_block_k: int = 4096
     scale_rows: int = 1
+    exact: bool = False
+    reads_fp8: bool = False
 
 
 TRITON_FORMATS: dict[str, TritonFormat] = {
     "BF16": TritonFormat(bf16.tile, bf16.dot, 16, 8),
     "F16": TritonFormat(f16.tile, f16.dot, 16, 8),
-    "F32": TritonFormat(f32.tile, f32.dot, 16, 4),
+    "F32": TritonFormat(f32.tile, f32.dot, 16, 4, exact=True),
     "Q8_0": TritonFormat(q8_0.tile, q8_0.dot, 32, 16),
     "Q4_0": TritonFormat(q4_0.tile, q4_0.dot, 32, 32),
     "Q4_1": TritonFormat(q4_1.tile, q4_1.dot, 32, 32),
@@ -60,7 +64,7 @@ TRITON_FORMATS: dict[str, TritonFormat] = {
     "MXFP4_PAIRS": TritonFormat(mxfp4.pairs_tile, mxfp4.pairs_dot, 32, 32),
     "NVFP4": TritonFormat(nvfp4.tile, nvfp4.dot, 16, 32),
     "NVFP4_PAIRS": TritonFormat(nvfp4.pairs_tile, nvfp4.pairs_dot, 16, 32),
-    "DS_FP4": TritonFormat(mxfp4.pairs_tile, mxfp4.pairs_dot, 32, 32),
+    "DS_FP4": TritonFormat(mxfp4.pairs_tile, mxfp4.pairs_dot, 32, 32, reads_fp8=True),
     "FP8_128": TritonFormat(fp8_128.tile, fp8_128.dot, 16, 16, most_block_k=128, scale_rows=128),
 }
 
