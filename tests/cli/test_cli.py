@@ -243,8 +243,9 @@ def test_demo_with_json_is_one_object(ft: Ft, model: Path, monkeypatch: pytest.M
 
 
 def test_every_name_and_path_that_is_listed_can_be_used(
-    ft: Ft, model: Path, tmp_path: Path
+    ft: Ft, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     own = tmp_path / "home" / "models"
     own.mkdir(parents=True)
     (own / "mine.gguf").symlink_to(model)
