@@ -243,8 +243,9 @@ def test_demo_with_json_is_one_object(ft: Ft, model: Path, monkeypatch: pytest.M
 
 
 def test_every_name_and_path_that_is_listed_can_be_used(
-    ft: Ft, model: Path, tmp_path: Path
+    ft: Ft, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     own = tmp_path / "home" / "models"
     own.mkdir(parents=True)
     (own / "mine.gguf").symlink_to(model)
@@ -270,10 +271,13 @@ def test_every_name_and_path_that_is_listed_can_be_used(
     assert rows[3][1] == "8"  # both parts
     for name, path in ((row[0], row[3]) for row in rows[:3]):
         assert in_a_process("models", "path", name).communicate()[0] == f"{path}\n"
-        usable = [path] if name == "owner/full" else [path, name]  # it asks the hub for the rest
-        for given in usable:
+        for given in {path, name} - {"owner/full", "owner/quantised:Q8/tiny.gguf"}:
             run = ft("generate", "--model", given, "--prompt", "x", "--max-tokens", 1)
             assert run.exit_code == 0, run.stderr
+    child = in_a_process("generate", "--model", "owner/quantised:Q8/tiny.gguf", "--prompt", "x",
+                         "--max-tokens", "1")  # fmt: skip
+    _, err = child.communicate(timeout=120)
+    assert child.returncode == 0, err
 
 
 def test_a_damaged_demo_model_is_to_be_deleted(
