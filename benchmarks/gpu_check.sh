@@ -7,7 +7,7 @@
 # kernels' own tests on the GPU. Needs Python with torch and triton, a C++20 compiler, and cmake,
 # nanobind, pytest and the like; --wheels is where gpu_wheels.sh has put what may be missing.
 #
-#   --out        where results go (default: $OUT, else ./gpu_check): summary.txt, gpu_hybrid.md and
+#   --out        where results go (default: ./gpu_results): summary.txt, gpu_hybrid.md and
 #                .json, tests.xml, and the logs
 #   --seconds    stop beginning new things after so long (default: 470)
 #   --installed  do not build: use the freetoken that Python finds
@@ -17,7 +17,7 @@
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
-out=${OUT:-gpu_check} wheels='' total=470 installed='' dry=''
+out=gpu_results wheels='' total=470 installed='' dry=''
 while [ $# -gt 0 ]; do
   case $1 in
     --out) out=$2; shift ;;

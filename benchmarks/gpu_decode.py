@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_device import Device, Graph
+from gpu_device import Device
 from gpu_models import Geometry, routes_with_locality
 
 from freetoken.moe.lru import UNLIMITED
 from freetoken.moe.runtime import OffloadMoeRuntime
 from freetoken.moe.strategies import STRATEGIES, ExpertStrategy
+from freetoken.platforms.graphs import Graph
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Side:
     """One way to compute a step. `handshakes` are in its graph; None: it runs eagerly."""
 
     name: str
-    run: Callable[[], None]
+    run: Callable[[], object]
     cap: int = UNLIMITED
     handshakes: int | None = None
     seconds: list[float] = field(default_factory=list)
@@ -170,7 +171,7 @@ class Cell:
         """Let go of the graphs, before anything that they captured."""
         self._device.synchronize()
         for graph in self._graphs:
-            graph.reset()
+            graph.close()
         self._graphs.clear()
 
     def _round(self, side: Side) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -19,22 +20,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from freetoken.kernels.base import ExpertBank, ExpertMath
-from freetoken.moe.device_bank import device_bank
-from freetoken.moe.gpu_executor import GpuCpuMoeExecutor
+from freetoken.kernels.base import ExpertBank
+from freetoken.moe.on_gpu import gpu_experts
 from freetoken.moe.runtime import GpuExperts
-from freetoken.moe.store import RecordLayout
 from freetoken.platforms.gpu import GpuPlatform
+from freetoken.platforms.graphs import Graph, TorchGraphs
 
-Work = Callable[[], None]
-
-
-class Graph(Protocol):
-    """Captured work."""
-
-    def replay(self) -> None: ...
-
-    def reset(self) -> None: ...
+Work = Callable[[], object]
 
 
 class Device(Protocol):
@@ -48,7 +40,7 @@ class Device(Protocol):
     def synchronize(self) -> None: ...
 
     def capture(self, work: Work) -> Graph:
-        """Capture `work`, which has run eagerly before with the same shapes."""
+        """Capture `work`, which has run eagerly before with the same shapes, as engines do."""
         ...
 
     def seconds(self, work: Work, repeats: int) -> float:
@@ -66,6 +58,8 @@ class CudaDevice:
     def __init__(self) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.name = torch.cuda.get_device_name(self.device)
+        self._graphs = TorchGraphs(self.device)
+        self._nothing = torch.empty(0, device=self.device)
 
     def platform(self, threads: int | None, cpu_activations: str) -> GpuPlatform:
         return GpuPlatform(self.device, threads, cpu_activations)
@@ -73,12 +67,8 @@ class CudaDevice:
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
 
-    def capture(self, work: Work) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        # thread_local: the threads that answer handshakes may call the driver meanwhile
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            work()
-        return graph
+    def capture(self, work: Work) -> Graph:
+        return self._graphs.capture(lambda: _then(work, self._nothing))
 
     def seconds(self, work: Work, repeats: int) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -95,13 +85,21 @@ class CudaDevice:
         torch.cuda.empty_cache()
 
 
+def _then(work: Work, result: Tensor) -> Tensor:
+    work()
+    return result
+
+
 class _Again:
     """Stands in for a graph."""
 
     def __init__(self, work: Work) -> None:
-        self.replay = work
+        self._work = work
 
-    def reset(self) -> None:
+    def replay(self) -> Tensor:
+        return _then(self._work, torch.empty(0))
+
+    def close(self) -> None:
         pass
 
 
@@ -211,20 +209,14 @@ class _DirectHandshake:
         self._jobs.clear()
 
 
-def gpu_experts(platform: GpuPlatform) -> GpuExperts:
-    """What a runtime needs of the platform's GPU."""
-
-    def bind(layout: RecordLayout, records: Tensor) -> ExpertMath:
-        if isinstance(platform, _DryPlatform):
-            return platform.cpu_ops.expert_kernel(layout.bank(records))
-        return platform.ops.experts(device_bank(layout, records))
-
-    return GpuExperts(
-        device=platform.ops.device,
-        bind=bind,
-        cpu_executor=lambda kernels: GpuCpuMoeExecutor(
-            kernels, platform.handshake(), platform.streams
-        ),
+def runtime_experts(platform: GpuPlatform) -> GpuExperts:
+    """What a runtime needs of the platform's GPU; in a dry run the CPU's kernels compute there."""
+    experts = gpu_experts(platform)
+    if not isinstance(platform, _DryPlatform):
+        return experts
+    cpu_ops = platform.cpu_ops
+    return replace(
+        experts, bind=lambda layout, records: cpu_ops.expert_kernel(layout.bank(records))
     )
 
 
@@ -281,8 +273,7 @@ __all__ = [
     "CudaDevice",
     "Device",
     "DryDevice",
-    "Graph",
     "ReusedMemory",
-    "gpu_experts",
     "handshake_findings",
+    "runtime_experts",
 ]

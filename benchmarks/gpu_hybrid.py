@@ -91,7 +91,7 @@ class Run:
 
     def model(self, geometry: Geometry) -> None:
         """Everything about one model's experts."""
-        from gpu_device import ReusedMemory, gpu_experts
+        from gpu_device import ReusedMemory, runtime_experts
         from gpu_models import make_layers
         from gpu_parts import kernel_speeds, prefill_speed
 
@@ -100,7 +100,7 @@ class Run:
 
         layers = make_layers(geometry, self._layers)
         memory = ReusedMemory(self._platform)
-        experts = gpu_experts(self._platform)
+        experts = runtime_experts(self._platform)
         config = MoeConfig("fused", geometry.top_k)
         cpu_ops = self._platform.cpu_ops
         with OffloadMoeRuntime.create(layers, config, memory, cpu_ops, experts) as fused:
@@ -132,7 +132,7 @@ class Run:
     ) -> None:
         """All batches of one number of slots."""
         from gpu_decode import Strategies, measure_cell
-        from gpu_device import gpu_experts
+        from gpu_device import runtime_experts
         from gpu_models import slots_for
         from gpu_parts import fetch_speeds, prefill_speed
 
@@ -141,7 +141,7 @@ class Run:
         memory.rewind()
         slots = slots_for(share, geometry)
         config = MoeConfig("hybrid", geometry.top_k, cache_slots=slots)
-        experts = gpu_experts(self._platform)
+        experts = runtime_experts(self._platform)
         runtime = OffloadMoeRuntime.create(layers, config, memory, self._platform.cpu_ops, experts)
         with runtime:
             plain = runtime.store.plain_layers

@@ -137,7 +137,7 @@ def _kernel_seconds(
         ids.copy_(one)
         seconds.append(device.seconds(graph.replay, effort.kernel_repeats))
     device.synchronize()
-    graph.reset()
+    graph.close()
     return statistics.median(seconds) / len(kernels)
 
 

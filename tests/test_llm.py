@@ -132,7 +132,7 @@ def test_a_batch_gives_each_what_it_gets_alone(
 def test_prompts_cut_into_several_steps_give_the_same(
     checkpoints: dict[str, Made], llm: LLM, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
-    monkeypatch.setattr("freetoken.config._PREFILL_BUDGET_TOKENS", 7)
+    monkeypatch.setattr("freetoken.config.steps.PREFILL_BUDGET_TOKENS", 7)
     slots = 2 if strategy == "hybrid" else None
     with LLM(checkpoints["mixtral"].path, strategy, cache_slots=slots, threads=2) as other:
         assert other.generate(PROMPTS, GREEDY) == llm.generate(PROMPTS, GREEDY)

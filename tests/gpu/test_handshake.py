@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from gpu_device import CudaDevice, Graph
+from gpu_device import CudaDevice
 from torch import Tensor
 
 from freetoken import _native
@@ -18,6 +18,7 @@ from freetoken.kernels.cpu import CpuExpertKernel, CpuOps
 from freetoken.moe.gpu_executor import GpuCpuMoeExecutor
 from freetoken.moe.store import MappedExpertStore
 from freetoken.platforms.gpu import GpuPlatform
+from freetoken.platforms.graphs import Graph
 from support.expert_layers import random_layer
 from support.gpu_rig import EXPERTS, Inputs, model_layers, needs_driver, needs_gpu
 
@@ -141,7 +142,7 @@ def test_steps_have_the_bits_of_the_kernels(
     finally:
         torch.cuda.synchronize()
         if graph is not None:
-            graph.reset()
+            graph.close()
         executor.close()
 
 
@@ -233,7 +234,7 @@ def test_a_hung_job_is_an_error_and_no_hang(
         executor.decode_submit(0, hidden, weights, at)
     torch.cuda.synchronize()
     if graph is not None:
-        graph.reset()
+        graph.close()
     with contextlib.suppress(RuntimeError):  # if the job is still under way
         executor.close()
 

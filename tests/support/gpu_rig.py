@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_device import CudaDevice, Device, DryDevice, Graph, gpu_experts
+from gpu_device import CudaDevice, Device, DryDevice, runtime_experts
 from torch import Tensor
 
 from freetoken.formats import MXFP4_PAIRS, Q4_0, Q8_0
@@ -23,6 +23,7 @@ from freetoken.moe.runtime import MoeConfig, OffloadMoeRuntime
 from freetoken.moe.store import LayerExperts
 from freetoken.moe.strategies import make_strategy
 from freetoken.platforms.gpu import GpuPlatform
+from freetoken.platforms.graphs import Graph
 from support.expert_layers import Expected, expected, random_layer
 
 DRY = os.environ.get("FREETOKEN_GPU_TESTS") == "dry" and not torch.cuda.is_available()
@@ -141,7 +142,7 @@ class Steps:
         """Let go of the graph."""
         self.device.synchronize()
         if self._graph is not None:
-            self._graph.reset()
+            self._graph.close()
             self._graph = None
 
     def close(self) -> None:
@@ -162,7 +163,7 @@ def make_steps(
     tokens: int,
 ) -> Steps:
     runtime = OffloadMoeRuntime.create(
-        layers, config, platform, platform.cpu_ops, gpu_experts(platform)
+        layers, config, platform, platform.cpu_ops, runtime_experts(platform)
     )
     return Steps(device, runtime, tokens)
 

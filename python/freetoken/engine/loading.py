@@ -30,12 +30,10 @@ from freetoken.models import Decoder, load_decoder, read_spec
 from freetoken.models.graphed import wrap_decoder
 from freetoken.models.recorded import RecordedDecoder
 from freetoken.models.spec import DecoderSpec, DenseMlpSpec, MoeSpec
-from freetoken.moe.gpu_executor import GpuCpuMoeExecutor
-from freetoken.moe.runtime import GpuExperts, MoeConfig, OffloadMoeRuntime
-from freetoken.moe.step_guard import CacheMarks, DeviceGuard
+from freetoken.moe.on_gpu import gpu_experts, guard_of
+from freetoken.moe.runtime import MoeConfig, OffloadMoeRuntime
 from freetoken.moe.store import LayerExperts, RecordLayout
 from freetoken.platforms import Platform, select_platform
-from freetoken.platforms.base import GpuSide
 from freetoken.telemetry import ConfigReport
 from freetoken.tokenizer import Tokenizer, load_tokenizer
 
@@ -99,8 +97,10 @@ class _MoeLoader:
             fits_memory=self._checkpoint.file_bytes() <= self._hardware.memory_bytes,
             pinnable_bytes=self._hardware.pinnable_bytes,
         )
+        platform = self._platform
+        experts = None if platform.gpu is None else gpu_experts(platform.gpu)
         self.runtime = OffloadMoeRuntime.create(
-            layers, moe_config, self._platform, self._platform.cpu_ops, _gpu_experts(self._platform)
+            layers, moe_config, platform, platform.cpu_ops, experts
         )
         self._resources.callback(self.runtime.close)
         return self.runtime
@@ -237,19 +237,6 @@ def load_model(model: str | Path, config: EngineConfig) -> LoadedModel:
         )
 
 
-def _gpu_experts(platform: Platform) -> GpuExperts | None:
-    gpu = platform.gpu
-    if gpu is None:
-        return None
-    from freetoken.moe.device_bank import device_bank  # it needs triton
-
-    return GpuExperts(
-        device=gpu.ops.device,
-        bind=lambda layout, records: gpu.ops.experts(device_bank(layout, records)),
-        cpu_executor=lambda kernels: GpuCpuMoeExecutor(kernels, gpu.handshake(), gpu.streams),
-    )
-
-
 def _engine(
     decoder: Decoder,
     tokenizer: Tokenizer,
@@ -291,19 +278,10 @@ def _replaying(
     if gpu is None:
         records = ops.can_record and (runtime is None or runtime.can_record)
         return RecordedDecoder(decoder, ops, runtime) if records else decoder
-    guard = None if runtime is None else _guard(runtime, gpu)
+    guard = None if runtime is None else guard_of(runtime, gpu)
     graphed = wrap_decoder(decoder, ops, runtime, gpu.graphs, guard, max_running)
     resources.callback(graphed.close)
     return graphed
-
-
-def _guard(runtime: OffloadMoeRuntime, gpu: GpuSide) -> DeviceGuard | None:
-    """What asks each step for its errors; None where there can be none."""
-    executor, cache = runtime.gpu_cpu, runtime.device_cache
-    if executor is None and cache is None:
-        return None
-    marks = None if cache is None else CacheMarks(cache, gpu.streams)
-    return DeviceGuard(gpu.graphs.synchronize, executor, marks)
 
 
 def _report(

@@ -112,6 +112,10 @@ class ExpertKernel(ExpertMath, Protocol):
 
 T = TypeVar("T")
 
+# A fetch cap that is a fraction of the misses is a number of 1/65536: integers, so that the host's
+# LRU and the device's round alike.
+FRACTION_ONE = 1 << 16
+
 
 class Recording(Protocol):
     """Operators that ran once, with the arrays they read and wrote. Keeps those alive."""

@@ -74,8 +74,9 @@ class HybridDecodeExecutor(Generic[PendingT]):
         self.record_stats = record_stats
 
     def decode(self, request: HybridDecodeRequest, gpu_expert_runner: GpuExpertRunner) -> Tensor:
-        """sum_k weights[t, k] * expert[ids[t, k]](hidden[t]): float64 [T, H]. The two
-        partial sums of float32 terms add up to the same bits however the routes were divided.
+        """sum_k weights[t, k] * expert[ids[t, k]](hidden[t]): float64 [T, H]. The two partial sums
+        of float32 terms add up to the same bits however the routes were divided, as long as both
+        sides' kernels give a term the same bits: those of two devices do not (docs/numerics.md).
 
         Rewrites request.topk_ids in place (slots, or -1). Whatever is raised on the way, submitted
         CPU work has been waited for.

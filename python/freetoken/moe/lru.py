@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from freetoken.errors import CapacityError, ConfigError
+from freetoken.kernels.base import FRACTION_ONE
 
-FRACTION_ONE = 1 << 16
 UNLIMITED = np.iinfo(np.int32).max
 
 

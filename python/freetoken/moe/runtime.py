@@ -2,76 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from freetoken.config import StrategyName, resolve_slots
 from freetoken.kernels.base import ExpertMath
-from freetoken.kernels.cpu import CpuExpertKernel, CpuOps
+from freetoken.kernels.cpu import CpuOps
 from freetoken.moe.cpu_executor import CpuMoeExecutor
 from freetoken.moe.expert_cache import ExpertCache
 from freetoken.moe.gpu_executor import GpuCpuMoeExecutor
 from freetoken.moe.hybrid_decode import HybridDecodeExecutor
-from freetoken.moe.lru import FetchCap
-from freetoken.moe.offload_cache import OffloadMoeCache
-from freetoken.moe.stats import (
-    DeviceExpertCounter,
-    ExpertCounter,
-    MoeStats,
-    StepCounter,
-    total_counts,
+from freetoken.moe.runtime_parts import (
+    CpuExecutor,
+    GpuExperts,
+    MoeConfig,
+    PartsBuilder,
+    RuntimeParts,
 )
-from freetoken.moe.store import (
-    BindRecords,
-    ExpertStore,
-    LayerExperts,
-    MappedExpertStore,
-    PackedExpertStore,
-    SlotPool,
-)
-from freetoken.moe.timeline import timelines
+from freetoken.moe.stats import MoeStats, total_counts
+from freetoken.moe.store import BindRecords, LayerExperts
 from freetoken.platforms.base import SlotMemory
 
-if TYPE_CHECKING:  # they need triton, which only a GPU does
+if TYPE_CHECKING:  # it needs triton, which only a GPU does
     from freetoken.moe.device_cache import DeviceMoeCache
-    from freetoken.moe.prefill_stream import PrefillStream
 
-
-@dataclass(frozen=True)
-class MoeConfig:
-    """How experts are computed. `strategy` is resolved: never "auto".
-
-    cache_slots: slots per layer, as `freetoken.config.resolve_slots` takes them. max_fetch: fetches
-    per hybrid decode call and layer (None: no limit). overlap: whether a hybrid step's CPU and GPU
-    work run at the same time. fits_memory: whether the whole checkpoint does, so that experts of a
-    mapped one may be read ahead to where they are needed. pinnable_bytes: of packed experts, what
-    may be pinned for a GPU at most (None: all); layers beyond that are `plain_layers`.
-    """
-
-    strategy: StrategyName
-    top_k: int
-    cache_slots: int | None = None
-    max_fetch: int | None = None
-    overlap: bool = True
-    fits_memory: bool = False
-    pinnable_bytes: int | None = None
-
-
-CpuExecutor = CpuMoeExecutor | GpuCpuMoeExecutor
-
-
-@dataclass(frozen=True)
-class GpuExperts:
-    """The GPU of a runtime: where slots, ids and counts lie, what computes on records there, and
-    what runs the CPU's kernels, one per layer, beside it."""
-
-    device: torch.device
-    bind: BindRecords
-    cpu_executor: Callable[[Sequence[CpuExpertKernel]], CpuExecutor]
+__all__ = ["CpuExecutor", "GpuExperts", "MoeConfig", "OffloadMoeRuntime"]
 
 
 class OffloadMoeRuntime:
@@ -82,36 +38,24 @@ class OffloadMoeRuntime:
     """
 
     def __init__(
-        self,
-        config: MoeConfig,
-        *,
-        layers: Sequence[int],
-        store: ExpertStore | None,
-        pool: SlotPool | None,
-        cache: ExpertCache[Any] | None,
-        device_cache: DeviceMoeCache | None,
-        cpu: CpuExecutor | None,
-        hybrid: HybridDecodeExecutor[Any] | None,
-        stream: PrefillStream | None,
-        plain_layers: frozenset[int],
-        bind: BindRecords,
-        decode_counter: StepCounter,
-        prefill_counter: StepCounter,
+        self, config: MoeConfig, layers: Sequence[int], parts: RuntimeParts, bind: BindRecords
     ) -> None:
         self.config = config
         self.experts = tuple(layers)
-        self.decode_counter = decode_counter
-        self.prefill_counter = prefill_counter
+        self.decode_counter = parts.decode_counter
+        self.prefill_counter = parts.prefill_counter
         self._decode_ids: dict[int, Tensor] = {}
-        self.store = store
-        self.pool = pool
-        self.stream = stream
-        self.plain_layers = plain_layers
+        self.store = parts.store
+        self.pool = parts.pool
+        self.stream = parts.stream
+        self.plain_layers = parts.plain_layers
         self._bind = bind
-        self._cache = cache
-        self._device_cache = device_cache
-        self._cpu = cpu
-        self._hybrid = hybrid
+        self._cache: ExpertCache[Any] | None = parts.cache
+        self._device_cache = parts.device_cache
+        self._cpu = parts.cpu
+        self._hybrid: HybridDecodeExecutor[Any] | None = None
+        if self._cpu is not None and self._cache is not None:
+            self._hybrid = HybridDecodeExecutor(self._cache, self._cpu, overlap=config.overlap)
 
     @classmethod
     def create(
@@ -128,61 +72,9 @@ class OffloadMoeRuntime:
         With `gpu` the slots lie on a GPU, its kernels compute on them and keep the cache's books.
         Raises ConfigError (slots, fetch cap), CapacityError (memory), CheckpointError (formats).
         """
-        experts = tuple(layer.experts for layer in layers)
-        slots = resolve_slots(
-            config.strategy, config.cache_slots, min(experts, default=0), config.top_k
-        )
-        cap = FetchCap.fixed(config.max_fetch)
-        decode, prefill = _new_counter(len(layers), gpu), _new_counter(len(layers), gpu)
+        parts = PartsBuilder(layers, config, platform, cpu_ops, gpu).build()
         bind = _on_host(cpu_ops) if gpu is None else gpu.bind
-        store: ExpertStore | None = None
-        plain: frozenset[int] = frozenset()
-        pool = hybrid = None
-        cpu: CpuExecutor | None = None
-        cache: OffloadMoeCache | DeviceMoeCache | None = None
-        device_cache: DeviceMoeCache | None = None
-        stream: PrefillStream | None = None
-        if config.strategy == "cpu":
-            store = MappedExpertStore(layers)
-            if config.fits_memory:
-                for i in range(len(layers)):
-                    platform.place(store.bank(i), mapped=True)
-        elif config.strategy == "fused":
-            pool = SlotPool(platform, layers, max(experts, default=0))
-            for layer in layers:
-                pool.pack(layer)
-        else:
-            store = packed = PackedExpertStore(
-                layers, platform, pinned=gpu is not None, pinnable_bytes=config.pinnable_bytes
-            )
-            plain = packed.plain_layers
-            pool = SlotPool(platform, layers, slots)
-            if gpu is None:
-                cache = host = OffloadMoeCache(packed, pool, cap, ExpertCounter(len(layers)))
-                decode = host.counter
-            else:
-                cache, stream = device_cache, stream = _on_gpu(packed, pool, cap, platform, gpu)
-                decode, prefill = device_cache.counter, stream.counter
-        if store is not None and config.strategy != "offload":
-            kernels = [cpu_ops.expert_kernel(store.bank(i)) for i in range(len(layers))]
-            cpu = CpuMoeExecutor(kernels) if gpu is None else gpu.cpu_executor(kernels)
-        if cpu is not None and cache is not None:
-            hybrid = HybridDecodeExecutor[Any](cache, cpu, overlap=config.overlap)
-        return cls(
-            config,
-            layers=experts,
-            store=store,
-            pool=pool,
-            cache=cache,
-            device_cache=device_cache,
-            cpu=cpu,
-            hybrid=hybrid,
-            stream=stream,
-            plain_layers=plain,
-            bind=bind,
-            decode_counter=decode,
-            prefill_counter=prefill,
-        )
+        return cls(config, [layer.experts for layer in layers], parts, bind)
 
     @property
     def slots(self) -> int:
@@ -277,26 +169,5 @@ class OffloadMoeRuntime:
         self.close()
 
 
-def _new_counter(layers: int, gpu: GpuExperts | None) -> StepCounter:
-    return ExpertCounter(layers) if gpu is None else DeviceExpertCounter(layers, gpu.device)
-
-
 def _on_host(ops: CpuOps) -> BindRecords:
     return lambda layout, records: ops.expert_kernel(layout.bank(records))
-
-
-def _on_gpu(
-    store: PackedExpertStore,
-    pool: SlotPool,
-    cap: FetchCap,
-    memory: SlotMemory,
-    gpu: GpuExperts,
-) -> tuple[DeviceMoeCache, PrefillStream]:
-    from freetoken.moe.device_cache import DeviceMoeCache
-    from freetoken.moe.prefill_stream import PrefillStream
-
-    cache = DeviceMoeCache(store, pool, cap, DeviceExpertCounter(store.layers, gpu.device))
-    stream = PrefillStream(
-        store, pool, cache, memory, bind=gpu.bind, timelines=timelines(gpu.device)
-    )
-    return cache, stream

@@ -1,16 +1,8 @@
-"""Where expert weights lie: the checkpoint's own bytes, packed records, and a pool of slots.
-
-One expert of a packed store is one contiguous record, and a layer's records are a tensor uint8
-[n, record_bytes], in host memory or on a device. Its planes (codes, scales and, where there
-are such, factor and bias of gate, up and down) stand at fixed offsets that are multiples of 256
-bytes, and so does every record; a slot has the same layout, so that a fetch is one copy of one
-record.
-"""
+"""Where expert weights lie: the checkpoint's own bytes, packed records, and a pool of slots."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -18,120 +10,24 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from freetoken.errors import CheckpointError
-from freetoken.formats.base import ByteRange, WeightFormat
-from freetoken.formats.planes import copy_field
-from freetoken.kernels.activations import Activation
-from freetoken.kernels.base import ExpertBank, ExpertMath, ExpertPart
+from freetoken.formats.base import Bytes
+from freetoken.kernels.base import ExpertBank, ExpertPart
+from freetoken.moe.expert_tensors import ExpertTensor, LayerExperts
+from freetoken.moe.layouts import BindRecords, PartLayout, RecordLayout
 from freetoken.platforms.base import SlotMemory
-from freetoken.platforms.host_memory import ALIGNMENT_BYTES
 
-Bytes = npt.NDArray[np.uint8]
-
-FACTOR_BYTES = 4
-
-
-@dataclass(frozen=True)
-class ExpertTensor:
-    """One part ("gate", "up" or "down") of every expert of a layer, as it lies on disk.
-
-    `experts` has for each expert a uint8 view of rows * format.row_bytes(cols) bytes: contiguous,
-    or [rows, row bytes] with contiguous rows at any stride. Of a format with a `scale_block`,
-    `scales` has the same of the planes of scales; else it is empty. `factors` float32 [E]
-    multiplies each expert's weights (None: one); `biases` float32 [E, rows] is added to each
-    expert's product (None: nothing).
-    """
-
-    name: str
-    format: WeightFormat
-    rows: int
-    cols: int
-    experts: tuple[Bytes, ...]
-    scales: tuple[Bytes, ...] = ()
-    factors: npt.NDArray[np.float32] | None = None
-    biases: npt.NDArray[np.float32] | None = None
-
-    def __post_init__(self) -> None:
-        size = (self.rows, self.format.row_bytes(self.cols))
-        for expert, data in enumerate(self.experts):
-            self._check(f"weights of expert {expert}", data, *size)
-        size = self.format.scale_plane(self.rows, self.cols)
-        for expert, data in enumerate(self.scales):
-            self._check(f"scales of expert {expert}", data, *size)
-        apart = len(self.experts) if self.format.scale_block else 0
-        counts = len(self.scales), len(self.experts if self.factors is None else self.factors)
-        if counts != (apart, len(self.experts)):
-            raise CheckpointError(
-                f"the {self.name} weights of {len(self.experts)} experts lack scales or factors",
-                found=f"scales of {counts[0]} experts, factors of {counts[1]}",
-                expected=f"{apart} and {len(self.experts)} for {self.format.name}",
-                hint="the checkpoint does not match its own config; download it again",
-            )
-
-        if self.biases is not None and (
-            self.biases.shape != (len(self.experts), self.rows)
-            or self.biases.dtype != np.float32
-            or not self.biases.flags.c_contiguous
-        ):
-            raise CheckpointError(
-                f"the {self.name} biases do not fit the experts",
-                found=f"{self.biases.dtype} {list(self.biases.shape)}",
-                expected=f"contiguous float32 {[len(self.experts), self.rows]}",
-                hint="the checkpoint does not match its own config; download it again",
-            )
-
-    def _check(self, what: str, data: Bytes, rows: int, row_bytes: int) -> None:
-        strided = data.shape == (rows, row_bytes) and (row_bytes == 1 or data.strides[1:] == (1,))
-        whole = data.nbytes == rows * row_bytes and data.flags.c_contiguous
-        if data.dtype != np.uint8 or not (strided or whole):
-            raise CheckpointError(
-                f"the {self.name} {what} have the wrong size",
-                found=f"{data.nbytes} bytes of {data.dtype}",
-                expected=f"{rows * row_bytes} contiguous bytes: {self.rows} rows of {self.cols} "
-                f"{self.format.name} numbers",
-                hint="the checkpoint does not match its own config; download it again",
-            )
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all experts on disk."""
-        return sum(data.nbytes for data in (*self.experts, *self.scales))
-
-
-@dataclass(frozen=True)
-class LayerExperts:
-    """All experts of one MoE layer: gate and up [I, H], down [H, I].
-
-    `layer_id` numbers the MoE layers alone, from 0 without gaps.
-    """
-
-    layer_id: int
-    gate: ExpertTensor
-    up: ExpertTensor
-    down: ExpertTensor
-    activation: Activation
-
-    def __post_init__(self) -> None:
-        shapes = [(part.rows, part.cols, len(part.experts)) for part in self.parts]
-        rows, cols, experts = shapes[0]
-        if experts == 0 or shapes != [shapes[0], shapes[0], (cols, rows, experts)]:
-            raise CheckpointError(
-                f"the experts of MoE layer {self.layer_id} do not fit together",
-                found=", ".join(
-                    f"{part.name} {count} x [{r}, {c}]"
-                    for part, (r, c, count) in zip(self.parts, shapes, strict=True)
-                ),
-                expected="gate and up E x [I, H] and down E x [H, I], with at least one expert",
-                hint="the checkpoint does not match its own config; download it again",
-            )
-
-    @property
-    def parts(self) -> tuple[ExpertTensor, ExpertTensor, ExpertTensor]:
-        return self.gate, self.up, self.down
-
-    @property
-    def experts(self) -> int:
-        return len(self.gate.experts)
+__all__ = [
+    "BindRecords",
+    "Bytes",
+    "ExpertStore",
+    "ExpertTensor",
+    "LayerExperts",
+    "MappedExpertStore",
+    "PackedExpertStore",
+    "PartLayout",
+    "RecordLayout",
+    "SlotPool",
+]
 
 
 class ExpertStore(Protocol):
@@ -151,107 +47,6 @@ class MappedExpertStore:
 
     def bank(self, layer_id: int) -> ExpertBank:
         return self._banks[layer_id]
-
-
-@dataclass(frozen=True)
-class PartLayout:
-    """One part inside a record: its planes. `scales` is empty for plain floats, `factor` (four
-    bytes, float32) where all factors are one, `bias` (float32 [rows]) where there is none."""
-
-    name: str
-    format: WeightFormat
-    rows: int
-    cols: int
-    codes: ByteRange
-    scales: ByteRange
-    factor: ByteRange
-    bias: ByteRange
-
-    @staticmethod
-    def of(part: ExpertTensor, offset: int) -> PartLayout:
-        """The planes of a part from `offset` on."""
-        fmt = part.format
-        code_bytes = part.rows * fmt.code_row_bytes(part.cols)
-        scale_rows, scale_row_bytes = fmt.scale_plane(part.rows, part.cols)
-        codes = ByteRange(offset, code_bytes)
-        scales = ByteRange(_aligned(offset + code_bytes), scale_rows * scale_row_bytes)
-        factor = ByteRange(
-            _aligned(scales.offset + scales.bytes), 0 if part.factors is None else FACTOR_BYTES
-        )
-        bias = ByteRange(
-            _aligned(factor.offset + factor.bytes), 0 if part.biases is None else 4 * part.rows
-        )
-        return PartLayout(part.name, fmt, part.rows, part.cols, codes, scales, factor, bias)
-
-    @property
-    def end(self) -> int:
-        return _aligned(self.bias.offset + self.bias.bytes)
-
-    def expert_part(self, starts: npt.NDArray[np.uint64]) -> ExpertPart:
-        """The part of records at those addresses, uint64 [n]."""
-        fmt = self.format
-        return ExpertPart(
-            format=fmt,
-            rows=self.rows,
-            cols=self.cols,
-            codes=starts + np.uint64(self.codes.offset),
-            scales=starts + np.uint64(self.scales.offset),
-            code_row_stride_bytes=fmt.code_row_bytes(self.cols),
-            code_block_stride_bytes=fmt.codes.bytes,
-            scale_row_stride_bytes=fmt.scale_plane(self.rows, self.cols)[1],
-            scale_block_stride_bytes=fmt.scales.bytes,
-            factors=starts + np.uint64(self.factor.offset) if self.factor.bytes else None,
-            biases=starts + np.uint64(self.bias.offset) if self.bias.bytes else None,
-        )
-
-    def pack(self, part: ExpertTensor, expert: int, record: Bytes) -> None:
-        """Write one expert's planes into its record, uint8 [record_bytes]."""
-        fmt = self.format
-        blocks = part.experts[expert]
-        copy_field(blocks, fmt.block_bytes, fmt.codes, _plane(record, self.codes))
-        if fmt.scale_block is not None:
-            _plane(record, self.scales)[...] = part.scales[expert].reshape(-1)
-        elif self.scales.bytes:
-            copy_field(blocks, fmt.block_bytes, fmt.scales, _plane(record, self.scales))
-        if part.factors is not None:
-            _plane(record, self.factor).view(np.float32)[0] = part.factors[expert]
-        if part.biases is not None:
-            _plane(record, self.bias).view(np.float32)[...] = part.biases[expert]
-
-
-@dataclass(frozen=True)
-class RecordLayout:
-    """One expert of a layer as one record of `record_bytes` bytes."""
-
-    parts: tuple[PartLayout, ...]
-    record_bytes: int
-    activation: Activation
-
-    @staticmethod
-    def of(layer: LayerExperts) -> RecordLayout:
-        """The layout that a layer's formats and shapes give."""
-        offset = 0
-        parts = []
-        for part in layer.parts:
-            parts.append(PartLayout.of(part, offset))
-            offset = parts[-1].end
-        return RecordLayout(tuple(parts), offset, layer.activation)
-
-    def bank(self, records: Tensor) -> ExpertBank:
-        """The bank of records uint8 [n, record_bytes]; its addresses are those of their device."""
-        starts = np.arange(len(records), dtype=np.uint64) * np.uint64(self.record_bytes)
-        starts += np.uint64(records.data_ptr())
-        gate, up, down = (part.expert_part(starts) for part in self.parts)
-        return ExpertBank(gate, up, down, self.activation, owners=(records,))
-
-    def pack(self, layer: LayerExperts, expert: int, record: Bytes) -> None:
-        """Write one expert's planes into its record, uint8 [record_bytes]."""
-        for part, tensor in zip(self.parts, layer.parts, strict=True):
-            part.pack(tensor, expert, record)
-
-
-# Makes the kernel of records uint8 [n, record_bytes] in that layout.
-BindRecords = Callable[[RecordLayout, Tensor], ExpertMath]
 
 
 class PackedExpertStore:
@@ -354,10 +149,6 @@ class SlotPool:
             records[expert].copy_(staging)
 
 
-def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-
-
 def _host_records(memory: SlotMemory, layout: RecordLayout, count: int) -> Tensor:
     rows = memory.allocate(count * layout.record_bytes).reshape(count, -1)
     records = torch.from_numpy(rows)
@@ -370,10 +161,6 @@ def _slots(memory: SlotMemory, layout: RecordLayout, count: int) -> Tensor:
     if slots.device.type == "cpu":
         memory.place(layout.bank(slots), mapped=False)
     return slots
-
-
-def _plane(record: Bytes, plane: ByteRange) -> Bytes:
-    return record[plane.offset : plane.offset + plane.bytes]
 
 
 def _mapped_bank(layer: LayerExperts) -> ExpertBank:

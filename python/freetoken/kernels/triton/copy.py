@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from freetoken.kernels.triton.compile_cases import CompileCase
-from freetoken.kernels.triton.lru import COUNT, PENDING, LruState
+from freetoken.kernels.triton.lru import AT_COUNT, AT_PENDING, COUNT, PENDING, LruState
 
 _WORD_BYTES = 4
 _CHUNK_WORDS = 4096  # 16 KiB: 128 bytes of each of 128 threads under way at once
@@ -141,13 +141,13 @@ def _copy_fetched(
     part = tl.program_id(1)
     if (fetch == 0) & (part == 0):
         # Whatever follows on the stream runs after the whole launch, so this may be said now.
-        tl.store(status_ptr + 1, 0)
+        tl.store(status_ptr + AT_PENDING, 0)
         if COUNTED:
             tl.store(counts_ptr, tl.load(counts_ptr) + steps)
             for i in tl.static_range(3):
                 found = tl.load(found_ptr + i)
                 tl.store(counts_ptr + 1 + i, tl.load(counts_ptr + 1 + i) + found)
-    if fetch < tl.load(status_ptr):
+    if fetch < tl.load(status_ptr + AT_COUNT):
         expert = tl.load(fetch_experts_ptr + fetch).to(tl.int64)
         slot = tl.load(fetch_slots_ptr + fetch).to(tl.int64)
         source = records_ptr + expert * record_words
@@ -174,7 +174,7 @@ def _copy_layer(
     CHUNK: tl.constexpr,
 ):
     # While a fetch is pending, slots are assigned that hold something else: then none is trusted.
-    trusted = tl.load(status_ptr + 1) == 0
+    trusted = tl.load(status_ptr + AT_PENDING) == 0
     for unit in range(tl.program_id(0), units, programs):
         expert = unit // chunks
         wanted = True if ALL else tl.load(used_ptr + expert) != 0

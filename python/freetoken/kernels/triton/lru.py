@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from freetoken.kernels.base import FRACTION_ONE
 from freetoken.kernels.triton.compile_cases import CompileCase
 
 # Where status int32 [4] has what, and the bits of its error word.
@@ -25,9 +26,16 @@ WRONG_ID, WRONG_CAP, NO_ROOM = 1, 2, 4
 # How `cap` is to be read.
 ALL, FIXED, FRACTION = 0, 1, 2
 
+# The same for kernels, which read no other globals.
+AT_COUNT, AT_PENDING = tl.constexpr(COUNT), tl.constexpr(PENDING)
+_AT_ERROR, _AT_NEEDED = tl.constexpr(ERROR), tl.constexpr(NEEDED)
+_WRONG_ID, _WRONG_CAP = tl.constexpr(WRONG_ID), tl.constexpr(WRONG_CAP)
+_NO_ROOM = tl.constexpr(NO_ROOM)
+_ALL, _FIXED = tl.constexpr(ALL), tl.constexpr(FIXED)
+_ONE = tl.constexpr(FRACTION_ONE)
+
 _IDS_TILE = 16
 _LATEST = tl.constexpr(2**63 - 1)
-_FRACTION_ONE = tl.constexpr(1 << 16)
 
 
 @dataclass(frozen=True)
@@ -152,17 +160,139 @@ def _rank(key, fetches, SIZE: tl.constexpr, TILE: tl.constexpr):
 @triton.jit
 def _limit(cap_ptr, misses, CAP: tl.constexpr):
     """FetchCap.limit, but no more than the misses, and whether the value is out of its range."""
-    if CAP == 0:
+    if CAP == _ALL:
         return misses, misses < 0
     value = tl.load(cap_ptr).to(tl.int64)
-    if CAP == 1:
+    if CAP == _FIXED:
         return tl.minimum(value, misses.to(tl.int64)).to(tl.int32), value < 0
-    fewer = value * misses // _FRACTION_ONE
+    fewer = value * misses // _ONE
     cpu_side = (misses - fewer) * value
-    gpu_side = (fewer + 1) * (_FRACTION_ONE - value)
+    gpu_side = (fewer + 1) * (_ONE - value)
     fewer_is_best = (fewer == misses) | (cpu_side < gpu_side)
     limit = tl.where(fewer_is_best, fewer, fewer + 1).to(tl.int32)
-    return limit, (value < 0) | (value > _FRACTION_ONE)
+    return limit, (value < 0) | (value > _ONE)
+
+
+@triton.jit
+def _undo(
+    slot_of,
+    expert_in,
+    last_used,
+    fetch_experts_ptr,
+    fetch_slots_ptr,
+    status_ptr,
+    EXPERTS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The three without what the last call fetched and nobody copied: it is in no slot."""
+    experts = tl.arange(0, EXPERTS)
+    slots = tl.arange(0, SLOTS)
+    pending = tl.load(status_ptr + AT_PENDING) != 0
+    uncopied = tl.where(pending, tl.load(status_ptr + AT_COUNT), 0)
+    for first in range(0, uncopied, TILE):
+        at = first + tl.arange(0, TILE)
+        lost_expert = tl.load(fetch_experts_ptr + at, mask=at < uncopied, other=-1)
+        lost_slot = tl.load(fetch_slots_ptr + at, mask=at < uncopied, other=-1)
+        slot_of = tl.where(_any_equal(experts, lost_expert), -1, slot_of)
+        empty = _any_equal(slots, lost_slot)
+        expert_in = tl.where(empty, -1, expert_in)
+        last_used = tl.where(empty, 0, last_used)
+    return slot_of, expert_in, last_used
+
+
+@triton.jit
+def _asked_for(ids_ptr, n_ids, n_experts, EXPERTS: tl.constexpr, IDS: tl.constexpr):
+    """int32 [EXPERTS]: 1 for the experts among the ids, else 0 (padded rows have id -1, which is no
+    expert's); and whether an id is out of range."""
+    experts = tl.arange(0, EXPERTS)
+    asked = tl.zeros([EXPERTS], tl.int32)
+    wrong_ids = tl.zeros([IDS], tl.int32)
+    for first in range(0, n_ids, IDS):
+        at = first + tl.arange(0, IDS)
+        ids = tl.load(ids_ptr + at, mask=at < n_ids, other=-1)
+        asked |= _any_equal(experts, ids).to(tl.int32)
+        wrong_ids |= ((ids < -1) | (ids >= n_experts)).to(tl.int32)
+    return tl.where(experts < n_experts, asked, 0), tl.max(wrong_ids, axis=0) != 0
+
+
+@triton.jit
+def _choose(
+    active,
+    slot_of,
+    last_active,
+    expert_in,
+    last_used,
+    fetches,
+    n_slots,
+    EXPERTS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Most recently active misses first, into the least recently used slots of inactive experts:
+    the place in that order of each expert and of each slot, -1 where nothing is fetched; and which
+    slots hold an active expert."""
+    missing = active & (slot_of < 0)
+    miss_rank = _rank(tl.where(missing, -last_active, _LATEST), fetches, EXPERTS, TILE)
+    miss_rank = tl.where(missing & (miss_rank < fetches), miss_rank, -1)
+    held_asked = tl.gather(active.to(tl.int32), tl.maximum(expert_in, 0), 0) != 0
+    kept = (expert_in >= 0) & held_asked
+    free = (tl.arange(0, SLOTS) < n_slots) & (kept == 0)
+    slot_rank = _rank(tl.where(free, last_used, _LATEST), fetches, SLOTS, TILE)
+    slot_rank = tl.where(free & (slot_rank < fetches), slot_rank, -1)
+    return miss_rank, slot_rank, kept
+
+
+@triton.jit
+def _fetch(
+    slot_of,
+    expert_in,
+    miss_rank,
+    slot_rank,
+    fetches,
+    n_slots,
+    fetch_experts_ptr,
+    fetch_slots_ptr,
+    EXPERTS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The two with the expert and the slot of each place in each other's stead, which is also
+    written to the fetch list."""
+    experts = tl.arange(0, EXPERTS)
+    slots = tl.arange(0, SLOTS)
+    victim = slot_rank >= 0
+    evicted = tl.gather(victim.to(tl.int32), tl.maximum(slot_of, 0), 0) != 0
+    slot_of = tl.where((slot_of >= 0) & evicted, -1, slot_of)
+    expert_in = tl.where(victim, -1, expert_in)
+    tl.debug_barrier()  # the old fetch list and the ids have been read
+    for first in range(0, fetches, TILE):
+        rank = first + tl.arange(0, TILE)
+        is_miss = miss_rank[:, None] == rank[None, :]
+        is_victim = slot_rank[:, None] == rank[None, :]
+        expert = tl.sum(tl.where(is_miss, experts[:, None], 0), axis=0)
+        slot = tl.sum(tl.where(is_victim, slots[:, None], 0), axis=0)
+        # One is added and taken away, as every other entry is -1.
+        slot_of += tl.sum(tl.where(is_miss, slot[None, :] + 1, 0), axis=1)
+        expert_in += tl.sum(tl.where(is_victim, expert[None, :] + 1, 0), axis=1)
+        tl.store(fetch_experts_ptr + rank, expert, mask=rank < fetches)
+        tl.store(fetch_slots_ptr + rank, slot, mask=rank < fetches)
+    no_fetch = (slots < n_slots) & (slots >= fetches)
+    tl.store(fetch_experts_ptr + slots, -1, mask=no_fetch)
+    tl.store(fetch_slots_ptr + slots, -1, mask=no_fetch)
+    return slot_of, expert_in
+
+
+@triton.jit
+def _to_slots(ids_ptr, n_ids, slot_of, served, IDS: tl.constexpr):
+    """Rewrite ids to the slots of their experts, or to -1; all of them where nobody is served."""
+    for first in range(0, n_ids, IDS):
+        at = first + tl.arange(0, IDS)
+        ids = tl.load(ids_ptr + at, mask=at < n_ids, other=-1)
+        is_id = (ids >= 0) & served
+        slot = tl.gather(slot_of, tl.where(is_id, ids, 0), 0)
+        tl.debug_barrier()  # threads that hold the same id have read it
+        tl.store(ids_ptr + at, tl.where(is_id, slot, -1), mask=at < n_ids)
 
 
 @triton.jit(do_not_specialize=["n_ids", "n_experts", "n_slots"])
@@ -195,98 +325,76 @@ def _assign(
     last_active = tl.load(last_active_ptr + experts, mask=is_expert, other=0)
     expert_in = tl.load(expert_in_ptr + slots, mask=is_slot, other=-1)
     last_used = tl.load(last_used_ptr + slots, mask=is_slot, other=0)
-    step = tl.load(step_ptr)
-
-    # What the last call fetched but nobody copied is in no slot.
-    uncopied = tl.where(tl.load(status_ptr + 1) != 0, tl.load(status_ptr), 0)
-    for first in range(0, uncopied, TILE):
-        at = first + tl.arange(0, TILE)
-        lost_expert = tl.load(fetch_experts_ptr + at, mask=at < uncopied, other=-1)
-        lost_slot = tl.load(fetch_slots_ptr + at, mask=at < uncopied, other=-1)
-        slot_of = tl.where(_any_equal(experts, lost_expert), -1, slot_of)
-        empty = _any_equal(slots, lost_slot)
-        expert_in = tl.where(empty, -1, expert_in)
-        last_used = tl.where(empty, 0, last_used)
-
-    # The active set; padded rows have id -1, which is no expert's.
-    asked = tl.zeros([EXPERTS], tl.int32)
-    wrong_ids = tl.zeros([IDS], tl.int32)
-    for first in range(0, n_ids, IDS):
-        at = first + tl.arange(0, IDS)
-        ids = tl.load(ids_ptr + at, mask=at < n_ids, other=-1)
-        asked |= _any_equal(experts, ids).to(tl.int32)
-        wrong_ids |= ((ids < -1) | (ids >= n_experts)).to(tl.int32)
-    asked = tl.where(is_expert, asked, 0)
+    slot_of, expert_in, last_used = _undo(
+        slot_of,
+        expert_in,
+        last_used,
+        fetch_experts_ptr,
+        fetch_slots_ptr,
+        status_ptr,
+        EXPERTS,
+        SLOTS,
+        TILE,
+    )
+    asked, wrong_id = _asked_for(ids_ptr, n_ids, n_experts, EXPERTS, IDS)
     hits = tl.sum(tl.where(slot_of >= 0, asked, 0), axis=0)
     misses = tl.sum(tl.where(slot_of < 0, asked, 0), axis=0)
     limit, wrong_cap = _limit(cap_ptr, misses, CAP)
 
     # Like ExpertLru, a call that cannot be served changes nothing.
-    error = tl.where(tl.max(wrong_ids, axis=0) != 0, 1, 0)
-    error = tl.where((error == 0) & wrong_cap, 2, error)
-    if CAP == 0:
-        error = tl.where((error == 0) & (hits + misses > n_slots), 4, error)
+    error = tl.where(wrong_id, _WRONG_ID, 0)
+    error = tl.where((error == 0) & wrong_cap, _WRONG_CAP, error)
+    if CAP == _ALL:
+        error = tl.where((error == 0) & (hits + misses > n_slots), _NO_ROOM, error)
     needed = hits + misses
     served = error == 0
     hits = tl.where(served, hits, 0)
     misses = tl.where(served, misses, 0)
     active = (asked != 0) & served
-    step += served.to(tl.int64)
+    step = tl.load(step_ptr) + served.to(tl.int64)
     fetches = tl.where(served, tl.minimum(limit, n_slots - hits), 0)
 
-    # Most recently active misses first, into the least recently used slots of inactive experts.
-    missing = active & (slot_of < 0)
-    miss_rank = _rank(tl.where(missing, -last_active, _LATEST), fetches, EXPERTS, TILE)
-    miss_rank = tl.where(missing & (miss_rank < fetches), miss_rank, -1)
-    held_asked = tl.gather(active.to(tl.int32), tl.maximum(expert_in, 0), 0) != 0
-    kept = (expert_in >= 0) & held_asked
-    free = is_slot & (kept == 0)
-    slot_rank = _rank(tl.where(free, last_used, _LATEST), fetches, SLOTS, TILE)
-    slot_rank = tl.where(free & (slot_rank < fetches), slot_rank, -1)
-
-    victim = slot_rank >= 0
-    evicted = tl.gather(victim.to(tl.int32), tl.maximum(slot_of, 0), 0) != 0
-    slot_of = tl.where((slot_of >= 0) & evicted, -1, slot_of)
-    expert_in = tl.where(victim, -1, expert_in)
-    tl.debug_barrier()  # the old fetch list and the ids have been read
-    for first in range(0, fetches, TILE):
-        rank = first + tl.arange(0, TILE)
-        is_miss = miss_rank[:, None] == rank[None, :]
-        is_victim = slot_rank[:, None] == rank[None, :]
-        expert = tl.sum(tl.where(is_miss, experts[:, None], 0), axis=0)
-        slot = tl.sum(tl.where(is_victim, slots[:, None], 0), axis=0)
-        # One is added and taken away, as every other entry is -1.
-        slot_of += tl.sum(tl.where(is_miss, slot[None, :] + 1, 0), axis=1)
-        expert_in += tl.sum(tl.where(is_victim, expert[None, :] + 1, 0), axis=1)
-        tl.store(fetch_experts_ptr + rank, expert, mask=rank < fetches)
-        tl.store(fetch_slots_ptr + rank, slot, mask=rank < fetches)
-    no_fetch = is_slot & (slots >= fetches)
-    tl.store(fetch_experts_ptr + slots, -1, mask=no_fetch)
-    tl.store(fetch_slots_ptr + slots, -1, mask=no_fetch)
-
+    miss_rank, slot_rank, kept = _choose(
+        active,
+        slot_of,
+        last_active,
+        expert_in,
+        last_used,
+        fetches,
+        n_slots,
+        EXPERTS,
+        SLOTS,
+        TILE,
+    )
+    slot_of, expert_in = _fetch(
+        slot_of,
+        expert_in,
+        miss_rank,
+        slot_rank,
+        fetches,
+        n_slots,
+        fetch_experts_ptr,
+        fetch_slots_ptr,
+        EXPERTS,
+        SLOTS,
+        TILE,
+    )
     tl.store(slot_of_ptr + experts, slot_of, mask=is_expert)
     last_active = tl.where(active, step, last_active)
     tl.store(last_active_ptr + experts, last_active, mask=is_expert)
     tl.store(expert_in_ptr + slots, expert_in, mask=is_slot)
-    last_used = tl.where(kept | victim, step, last_used)
+    last_used = tl.where(kept | (slot_rank >= 0), step, last_used)
     tl.store(last_used_ptr + slots, last_used, mask=is_slot)
     tl.store(step_ptr, step)
-    tl.store(status_ptr, fetches)
-    tl.store(status_ptr + 1, (fetches > 0).to(tl.int32))
+    tl.store(status_ptr + AT_COUNT, fetches)
+    tl.store(status_ptr + AT_PENDING, (fetches > 0).to(tl.int32))
     if error != 0:
-        tl.store(status_ptr + 2, tl.load(status_ptr + 2) | error)
-        tl.store(status_ptr + 3, needed)
+        tl.store(status_ptr + _AT_ERROR, tl.load(status_ptr + _AT_ERROR) | error)
+        tl.store(status_ptr + _AT_NEEDED, needed)
     tl.store(found_ptr, hits.to(tl.int64))
     tl.store(found_ptr + 1, fetches.to(tl.int64))
     tl.store(found_ptr + 2, (misses - fetches).to(tl.int64))
-
-    for first in range(0, n_ids, IDS):
-        at = first + tl.arange(0, IDS)
-        ids = tl.load(ids_ptr + at, mask=at < n_ids, other=-1)
-        is_id = (ids >= 0) & served
-        slot = tl.gather(slot_of, tl.where(is_id, ids, 0), 0)
-        tl.debug_barrier()  # threads that hold the same id have read it
-        tl.store(ids_ptr + at, tl.where(is_id, slot, -1), mask=at < n_ids)
+    _to_slots(ids_ptr, n_ids, slot_of, served, IDS)
 
 
 def _case(experts: int, slots: int, cap: int) -> CompileCase:

@@ -13,7 +13,8 @@ class ExpertStrategy(Protocol):
     """Computes sum_k weights[t, k] * expert[ids[t, k]](hidden[t]) for one layer at a time.
 
     hidden_states float32 [T, H], topk_weights float32 [T, K], topk_ids int32 [T, K] contiguous;
-    returns float64 [T, H], the same bits from every strategy. A padded row has id -1 and weight 0
+    returns float64 [T, H]. Where one device's kernels compute all of it, every strategy gives the
+    same bits; docs/numerics.md says what else holds on a GPU. A padded row has id -1 and weight 0
     in all K. The ids belong to the strategy from the call on: it may rewrite them in place.
     """
 
