@@ -15,10 +15,10 @@ struct FP8_128 {
     std::memcpy(&s, w.scales + row / kBlock * w.scale_row_stride + block * w.scale_block_stride, sizeof s);
     return s;
   }
-  static void dequantize(const PackedMatrix& w, std::int64_t row, std::int64_t first, std::int64_t n, float* y) {
-    const std::uint8_t* p = w.codes + row * w.code_row_stride + first;
-    for (std::int64_t c = 0; c < n; ++c) {
-      y[c] = e4m3_to_f32(p[c]) * (scale(w, row, (first + c) / kBlock) * w.factor);
+  static void dequantize(const PackedMatrix& w, std::int64_t row, float* y) {
+    const std::uint8_t* p = w.codes + row * w.code_row_stride;
+    for (std::int64_t c = 0; c < w.cols; ++c) {
+      y[c] = e4m3_to_f32(p[c]) * (scale(w, row, c / kBlock) * w.factor);
     }
   }
 };
@@ -144,7 +144,7 @@ inline void fp8_dot(const PackedMatrix& w, std::int64_t r0, std::int64_t r1, con
 }
 
 inline void fp8_dequantize_row(const PackedMatrix& w, std::int64_t row, float* y) {
-  FP8_128::dequantize(w, row, 0, w.cols, y);
+  FP8_128::dequantize(w, row, y);
 }
 
 constexpr FormatKernels fp8_kernels() {

@@ -44,7 +44,8 @@ struct FormatKernels {
   bool int8_activations = false;
   // Columns of x that are prepared together; every piece that is prepared is whole blocks of them.
   int activation_block = 1;
-  // x to what `dot` reads: q, d and sum if int8_activations, else f32. Null: float32 as they are.
+  // x to what `dot` reads: q, d and sum if int8_activations (blocks of 32, d = max|x| / 127, q = round(x / d)),
+  // else f32. Null: float32 as they are.
   void (*prepare)(const float* x, std::int64_t cols, const ActivationRow& out) = nullptr;
   // y[j * y_stride + (r - r0)] = w[r] . x[tokens.row(j)] for rows [r0, r1), j < tokens.count. The
   // order of additions of one (row, token) depends on cols alone.
@@ -63,8 +64,6 @@ struct KernelSet {
   const char* isa;   // as host_isas names it
   Precision precision;
   FormatKernels formats[kFormatCount];
-  // One token's cols (multiple of 32) to int8 blocks: d = max|x| / 127, q = round(x / d).
-  void (*quantize_row)(const float* x, std::int64_t cols, std::int8_t* q, float* d, std::int32_t* sum);
   // y = act(gate) * up; y may be gate or up. What is not finite in either is not finite in y.
   void (*gated[kActivationCount])(const float* gate, const float* up, float* y, std::int64_t n,
                                   const GatedActivation& parameters);
@@ -73,7 +72,6 @@ struct KernelSet {
   // y += a * x, the product rounded to float32 and added in float64: sums of a few such terms are
   // exact unless the terms lie more than 2^25 apart, so neither order nor grouping shows in them
   void (*add_scaled)(float a, const float* x, double* y, std::int64_t n);
-  float (*dot_f32)(const float* a, const float* b, std::int64_t n);
   float (*exp_sum)(float* x, float max, std::int64_t n);   // x = exp(x - max), returns the sum
   float (*max_f32)(const float* x, std::int64_t n);   // -inf for n = 0; NaN entries are passed over
   // scores[g * score_stride + p] = scale * q[g] . keys[p], q [group, dim]

@@ -67,12 +67,10 @@ constexpr KernelSet make_kernels(Precision precision) {
       .isa = FT_QUOTE(FT_ISA),
       .precision = precision,
       .formats = {},
-      .quantize_row = quantize_row,
       .gated = {silu_mul, gelu_mul, gelu_tanh_mul, clamped_swiglu, relu_squared_mul},   // as the enum
       .rms_norm_row = rms_norm_row,
       .add = add,
       .add_scaled = add_scaled,
-      .dot_f32 = dot_f32,
       .exp_sum = exp_sum,
       .max_f32 = max_f32,
       .attention_scores = attention_scores,

@@ -161,7 +161,7 @@ void linear(ThreadPool& pool, const KernelSet& kernels, std::span<const LinearPa
             std::int64_t tokens) {
   if (parts.empty()) return;
   LinearTask task(kernels, parts, x, tokens);
-  if (pool.size() == 1 || task.products() < kSerialProducts) {
+  if (task.products() < kSerialProducts) {
     task.run_alone();
   } else {
     task.share_out(pool.teams());

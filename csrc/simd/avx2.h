@@ -73,7 +73,6 @@ inline F32 fma(F32 a, F32 b, F32 c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 inline F32 max(F32 a, F32 b) { return {_mm256_max_ps(a.v, b.v)}; }
 inline F32 min(F32 a, F32 b) { return {_mm256_min_ps(a.v, b.v)}; }
 inline F32 abs(F32 a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)}; }
-inline F32 sqrt(F32 a) { return {_mm256_sqrt_ps(a.v)}; }
 inline F32 round(F32 a) {
   return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }

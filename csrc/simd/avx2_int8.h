@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <concepts>
 
 #include "simd/int8_256.h"
 
@@ -66,20 +65,6 @@ FT_INLINE void panel_dot(const PanelBlock<Product, kParts>* const (&blocks)[kGro
         out[r][i].v = _mm256_add_epi32(out[r][i].v, _mm256_madd_epi16(fit[r], _mm256_set1_epi16(1)));
       }
     }
-  }
-}
-
-// The codes stay in registers while the tokens pass.
-template <class Product, int kParts>
-  requires std::same_as<Product, Signed>
-FT_INLINE void panel_dot(const PanelBlock<Product, kParts>* const (&blocks)[1], const PanelToken& x, I32 (&out)[1][kParts]) {
-  constexpr int kPart = 8 / kParts;
-  __m256i codes[8];
-  for (int g = 0; g < 8; ++g) codes[g] = _mm256_load_si256(reinterpret_cast<const __m256i*>(blocks[0]->codes) + g);
-#pragma GCC unroll 2
-  for (int i = 0; i < kParts; ++i) {
-    const std::int8_t* from = x.q + i * kPart * 4;
-    out[0][i].v = Product::template fours<kPart>(codes + i * kPart, [&](int g) { return broadcast_4(from + 4 * g); });
   }
 }
 

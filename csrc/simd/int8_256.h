@@ -2,6 +2,8 @@
 // differs between instruction sets is how products are added by fours: simd/avx2_int8.h, simd/vnni_int8.h.
 #pragma once
 
+#include <concepts>
+
 #include "simd/avx2.h"
 
 namespace ft::FT_ISA_NAMESPACE {
@@ -204,6 +206,20 @@ struct PanelToken {
   const std::int8_t* q;
   const std::uint8_t* raised;
 };
+
+// Of whole bytes, whose products leave no room for the 128: the codes stay in registers while the tokens pass.
+template <class Product, int kParts>
+  requires std::same_as<Product, struct Signed>
+FT_INLINE void panel_dot(const PanelBlock<Product, kParts>* const (&blocks)[1], const PanelToken& x, I32 (&out)[1][kParts]) {
+  constexpr int kPart = 8 / kParts;
+  __m256i codes[8];
+  for (int g = 0; g < 8; ++g) codes[g] = _mm256_load_si256(reinterpret_cast<const __m256i*>(blocks[0]->codes) + g);
+#pragma GCC unroll 2
+  for (int i = 0; i < kParts; ++i) {
+    const std::int8_t* from = x.q + i * kPart * 4;
+    out[0][i].v = Product::template fours<kPart>(codes + i * kPart, [&](int g) { return broadcast_4(from + 4 * g); });
+  }
+}
 
 // What a multiplication of unsigned by signed bytes gets for a product of a code and an activation.
 template <int kMaxCode, int kZeroCode>

@@ -109,7 +109,6 @@ inline F32 fma(F32 a, F32 b, F32 c) { return {vfmaq_f32(c.v, a.v, b.v)}; }
 inline F32 max(F32 a, F32 b) { return {vbslq_f32(vcgtq_f32(a.v, b.v), a.v, b.v)}; }
 inline F32 min(F32 a, F32 b) { return {vbslq_f32(vcltq_f32(a.v, b.v), a.v, b.v)}; }
 inline F32 abs(F32 a) { return {vabsq_f32(a.v)}; }
-inline F32 sqrt(F32 a) { return {vsqrtq_f32(a.v)}; }
 inline F32 round(F32 a) { return {vrndnq_f32(a.v)}; }
 inline F32 pow2(F32 n) {
   const int32x4_t biased = vaddq_s32(vcvtq_s32_f32(n.v), vdupq_n_s32(127));

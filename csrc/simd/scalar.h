@@ -66,7 +66,6 @@ inline F32 fma(F32 a, F32 b, F32 c) { return {a.v * b.v + c.v}; }
 inline F32 max(F32 a, F32 b) { return {a.v > b.v ? a.v : b.v}; }
 inline F32 min(F32 a, F32 b) { return {a.v < b.v ? a.v : b.v}; }
 inline F32 abs(F32 a) { return {std::fabs(a.v)}; }
-inline F32 sqrt(F32 a) { return {std::sqrt(a.v)}; }
 inline F32 round(F32 a) { return {std::nearbyint(a.v)}; }   // to nearest, ties to even
 // 2^n for integral n in [-126, 127].
 inline F32 pow2(F32 n) {

@@ -30,8 +30,8 @@ struct Prepared {
     int8.d.resize(f32.size() / 32);
     int8.sum.resize(f32.size() / 16);
     for (std::size_t at = 0; at < f32.size(); at += static_cast<std::size_t>(cols)) {
-      kernels.quantize_row(f32.data() + at, cols, int8.q.data() + at, int8.d.data() + at / 32,
-                           int8.sum.data() + at / 16);
+      kernels.format(Format::Q8_0).prepare(
+          f32.data() + at, cols, {nullptr, int8.q.data() + at, int8.d.data() + at / 32, int8.sum.data() + at / 16});
     }
     view.q = int8.q.data();
     view.d = int8.d.data();

@@ -89,16 +89,10 @@ TEST(max_of_negative_and_infinite_numbers) {
   }
 }
 
-TEST(dot_add_and_add_scaled) {
+TEST(add_and_add_scaled) {
   for (const KernelSet* kernels : all_kernels()) {
     for (const std::int64_t n : kSizes) {
       const std::vector<float> a = random_floats(n, 2), b = random_floats(n, 3);
-      double dot = 0.0, size = 0.0;
-      for (std::size_t i = 0; i < a.size(); ++i) {
-        dot += static_cast<double>(a[i]) * b[i];
-        size += std::abs(static_cast<double>(a[i]) * b[i]);
-      }
-      CHECK_NEAR(kernels->dot_f32(a.data(), b.data(), n), dot, 1e-6 * size);
       std::vector<float> added = b;
       std::vector<double> scaled(b.begin(), b.end());
       kernels->add(a.data(), added.data(), n);
