@@ -26,18 +26,23 @@ from freetoken.convert import QUANTIZABLE, convert
 from freetoken.convert import output as output_module
 from freetoken.errors import CheckpointError, ConfigError, FreeTokenError
 from freetoken.tokenizer import load_tokenizer
-from support.decoding import Runner, relative_error
-from support.ops_under_test import make_ops
+from support.conversion import (
+    GPT_OSS_ROPE,
+    TOKENS,
+    TOLERANCE,
+    logits_of,
+    model_of,
+    rms_error,
+)
+from support.decoding import relative_error
 from support.tiny_gguf import write_gguf
 from support.tiny_models import (
     BYTE_VOCAB,
     FAMILIES,
     MOE_FAMILIES,
-    make_model,
     reference_logits,
     rewrite_config,
     save_hf,
-    tiny_config,
 )
 from support.tokenizer_files import (
     BYTE_LEVEL_SPECIALS,
@@ -47,8 +52,6 @@ from support.tokenizer_files import (
     write_files,
 )
 
-TOKENS = [3, 17, 99, 0, 42, 42]
-TOLERANCE = 1e-4
 WIDE: dict[str, dict[str, Any]] = {
     "mixtral": {"hidden_size": 256, "intermediate_size": 256},
     "qwen3_moe": {"hidden_size": 256, "intermediate_size": 64, "moe_intermediate_size": 256},
@@ -59,18 +62,6 @@ LOGIT_ERROR = {
     "F32": 1e-5, "F16": 2e-3, "BF16": 1e-2, "Q8_0": 0.05, "Q6_K": 0.1, "Q5_K": 0.2,
     "Q4_K": 0.3, "Q4_1": 0.4, "Q4_0": 0.4, "MXFP4": 0.4, "NVFP4": 0.4,
 }  # fmt: skip
-
-
-def model_of(family: str, **overrides: Any) -> Any:
-    return make_model(tiny_config(family, **{"num_hidden_layers": 2, **overrides}), bf16_exact=True)
-
-
-def logits_of(path: Path) -> torch.Tensor:
-    return Runner(path, make_ops("reference")).prefill(TOKENS)
-
-
-def rms_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float(((found - expected).square().mean() / expected.square().mean()).sqrt())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -91,51 +82,13 @@ def test_a_directory_of_every_family_keeps_its_logits(
         ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
         ("qwen3_moe", {"attention_bias": True, "norm_topk_prob": False}),
         ("mistral", {"sliding_window": 3}),
-        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}}),
-        (
-            "llama",
-            {
-                "rope_parameters": {
-                    "rope_type": "llama3",
-                    "factor": 8.0,
-                    "low_freq_factor": 1.0,
-                    "high_freq_factor": 4.0,
-                    "original_max_position_embeddings": 64,
-                    "rope_theta": 1e4,
-                }
-            },
-        ),
-        (
-            "qwen3",
-            {
-                "rope_parameters": {
-                    "rope_type": "yarn",
-                    "factor": 4.0,
-                    "original_max_position_embeddings": 128,
-                    "rope_theta": 1e6,
-                }
-            },
-        ),
     ],
 )
-def test_ties_biases_windows_and_rotary_scalings(
-    family: str, overrides: dict[str, Any], tmp_path: Path
-) -> None:
+def test_ties_biases_and_windows(family: str, overrides: dict[str, Any], tmp_path: Path) -> None:
     model = model_of(family, **overrides)
     source = save_hf(model, tmp_path / "hf")
     made = convert(source, tmp_path / "m.gguf", experts="F32")
     assert relative_error(logits_of(made.path), reference_logits(model, TOKENS)) < TOLERANCE
-
-
-GPT_OSS_ROPE = {
-    "rope_type": "yarn",
-    "factor": 4.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "truncate": False,
-    "original_max_position_embeddings": 128,
-    "rope_theta": 150000.0,
-}
 
 
 @pytest.mark.parametrize("experts", ["F32", "Q8_0", "NVFP4"])

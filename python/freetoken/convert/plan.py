@@ -115,7 +115,7 @@ class _Planner:
                         yield self._dense(
                             new, self._checkpoint.tensor(old), self._heads(field.name)
                         )
-        factors = rope_factors(self._checkpoint)
+        factors = rope_factors(self._spec.rotary)
         if factors is not None:
             name = "rope_freqs.weight"
             yield PlannedTensor(name, factors.shape, F32, _whole(name, factors))
