@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -147,6 +148,15 @@ def test_memory(ft: Ft) -> None:
 def test_more_memory_than_there_is() -> None:
     with pytest.raises(CapacityError, match=r"needs 1048576\.0 GiB of memory and"):
         memory.huge_buffer(1 << 50)
+
+
+def test_memory_where_the_kernel_has_no_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    class WithoutHugePages(mmap.mmap):
+        def madvise(self, *_arguments: int) -> None:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(memory.mmap, "mmap", WithoutHugePages)
+    assert not memory.huge_buffer(1 << 16).any()
 
 
 @pytest.mark.parametrize(

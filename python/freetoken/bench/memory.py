@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from freetoken.checkpoints.mapping import ask_for_huge_pages
 from freetoken.engine.hardware import detect_hardware
 from freetoken.errors import CapacityError
 from freetoken.kernels.cpu import CpuOps
@@ -99,5 +100,5 @@ def huge_buffer(size_bytes: int, beside_bytes: int = 0) -> Bytes:
             f"the benchmark needs {size_bytes / 2**30:.1f} GiB of memory, which the system "
             f"refuses: {error.strerror}; look at the limits of this process (ulimit -v)"
         ) from error
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    ask_for_huge_pages(memory)
     return np.frombuffer(memory, np.uint8)
