@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pwd
 import re
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,33 @@ def test_environment_is_read() -> None:
     )
     assert not environment.overlap and environment.home == Path("/tmp/models")
     assert read_environment({"XDG_CACHE_HOME": "/x"}).home == Path("/x/freetoken")
+
+
+def test_no_home_folder_is_needed_until_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container whose user has neither a HOME nor an entry among the system's users."""
+
+    def unknown(_user: object) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for variables, named, way_out in (
+        ({}, "where HOME says", "or mend HOME"),
+        ({"XDG_CACHE_HOME": "~/x"}, "where XDG_CACHE_HOME says", "or mend XDG_CACHE_HOME"),
+        ({"FREETOKEN_HOME": "~/x"}, "where FREETOKEN_HOME says", "or unset it"),
+    ):
+        environment = read_environment(variables)
+        assert environment.overlap
+        with pytest.raises(ConfigError, match=named) as caught:
+            _ = environment.home
+        assert "set FREETOKEN_HOME to another folder" in str(caught.value)
+        assert way_out in str(caught.value)
+
+
+def test_a_relative_home_names_its_variable() -> None:
+    for variable in ("FREETOKEN_HOME", "XDG_CACHE_HOME"):
+        with pytest.raises(ConfigError, match=f"where {variable} says, 'some/where(.|\n)*relative"):
+            _ = read_environment({variable: "some/where"}).home
 
 
 def test_a_bad_environment_variable_is_named() -> None:
