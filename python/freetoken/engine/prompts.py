@@ -59,7 +59,7 @@ def params_per_prompt(
     """One for all, or one per prompt."""
     if params is None or isinstance(params, SamplingParams):
         return [one_params(params)] * prompts
-    if not isinstance(params, (list, tuple)):
+    if isinstance(params, (str, *_NO_LISTS)) or not isinstance(params, Sequence):
         raise RequestError(
             f"the sampling parameters are {shown(params)}; expected a SamplingParams, or a list "
             f"with one per prompt; {_MAKE_PARAMS}"
