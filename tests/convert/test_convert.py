@@ -265,6 +265,7 @@ def test_numbers_that_a_format_cannot_hold_are_refused_by_name(tmp_path: Path) -
     with pytest.raises(CheckpointError, match=r"attn_q|q_proj") as caught:
         convert(source, tmp_path / "m.gguf", experts="F16", dense="F16")
     assert "cannot be written as F16" in str(caught.value)
+    assert str(caught.value).endswith("choose BF16 or F32, which reach further")
     assert list(tmp_path.iterdir()) == [source]
     convert(source, tmp_path / "m.gguf", experts="F16", dense="BF16")
 
@@ -274,8 +275,11 @@ def test_numbers_that_bfloat16_rounds_to_infinity(tmp_path: Path) -> None:
     with torch.no_grad():
         model.model.layers[1].self_attn.q_proj.weight[0, 0] = 3.4e38
     source = save_hf(model, tmp_path / "hf")
-    with pytest.raises(CheckpointError, match=r"to 3\.[34]\d*e\+38(.|\n)*below 3\.39618e\+38"):
+    with pytest.raises(
+        CheckpointError, match=r"to 3\.[34]\d*e\+38(.|\n)*below 3\.39618e"
+    ) as caught:
         convert(source, tmp_path / "m.gguf", experts="F16", dense="BF16")
+    assert str(caught.value).endswith("choose F32, which reaches further")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
