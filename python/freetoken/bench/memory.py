@@ -82,16 +82,16 @@ def _bytes_of(text: str) -> int:
     return int(number) << {"K": 10, "M": 20, "G": 30}[unit]
 
 
-def huge_buffer(size_bytes: int, beside_bytes: int = 0) -> Bytes:
+def huge_buffer(size_bytes: int, beside_bytes: int = 0, ask_less: str = "") -> Bytes:
     """Zeroed private memory, on huge pages if the system grants them: with pages of 4 KiB the
     translation of addresses costs a tenth of the bandwidth. Raises CapacityError if the system
-    refuses, or has not so much and `beside_bytes`, which the caller will take, free."""
+    refuses, or has not so much and `beside_bytes`, which the caller will take, free; its way out
+    ends with `ask_less`, what the caller's options allow."""
     available_bytes = detect_hardware().memory_bytes
     if size_bytes + beside_bytes > available_bytes:
         raise CapacityError(
             f"the benchmark needs {(size_bytes + beside_bytes) / 2**30:.1f} GiB of memory and "
-            f"{available_bytes / 2**30:.1f} GiB are free: end other programs, or ask for fewer "
-            "tokens, or fewer or smaller experts"
+            f"{available_bytes / 2**30:.1f} GiB are free: end other programs{ask_less}"
         )
     try:
         memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
