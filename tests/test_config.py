@@ -199,6 +199,17 @@ def test_more_tokens_than_memory_holds_name_what_would() -> None:
         resolve(EngineConfig(kv_tokens=fits + 1), MOE, hardware)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [("cpu", "mapped, they may take 1.00 GiB of 4.00"), ("fused", "leave 0.00 GiB of 4.00")],
+)
+def test_more_tokens_than_fit_beside_weights_that_do_not(strategy: str, said: str) -> None:
+    with pytest.raises(CapacityError, match=said):
+        resolve(
+            EngineConfig(strategy=strategy, kv_tokens=70_000), MOE, Hardware(memory_bytes=4 * GIB)
+        )
+
+
 def test_a_share_of_a_gpu_has_no_effect_without_one() -> None:
     (note,) = resolve(EngineConfig(gpu_memory_fraction=0.5), MOE, NO_GPU).notes
     assert note.startswith("gpu_memory_fraction=0.5 has no effect")
