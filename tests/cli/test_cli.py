@@ -289,7 +289,7 @@ def test_a_damaged_demo_model_is_to_be_deleted(
     for command in (["demo"], ["generate", "--model", damaged.stem, "--prompt", "x"]):
         run = ft(*command)
         assert run.exit_code == 1
-        assert f"delete {damaged} and run `ft demo`" in run.stderr
+        assert f"if the demo model is damaged: delete {damaged} and run `ft demo`" in run.stderr
     elsewhere = tmp_path / "other.gguf"
     elsewhere.write_bytes(damaged.read_bytes())
     assert "ft demo" not in ft("generate", "--model", elsewhere, "--prompt", "x").stderr

@@ -95,7 +95,8 @@ class EngineOptions:
 
 @contextlib.contextmanager
 def _demo_model_explained(model: str) -> Iterator[None]:
-    """A damaged demo model need not be fetched anew by hand."""
+    """A damaged demo model need not be fetched anew by hand. That it is damaged the error does not
+    say: its permissions may be at fault."""
     from freetoken.demo import demo_model_path
 
     try:
@@ -104,8 +105,8 @@ def _demo_model_explained(model: str) -> Iterator[None]:
         if Path(model) != demo_model_path():
             raise
         raise FreeTokenError(
-            f"{error}\n  the demo model is damaged: delete {model} and run `ft demo`, which builds "
-            "it again"
+            f"{error}\n  if the demo model is damaged: delete {model} and run `ft demo`, which "
+            "builds it again"
         ) from error
 
 
