@@ -25,7 +25,8 @@ _HEADER_BYTES = 64 << 20  # room for metadata: the largest vocabularies take som
 
 
 class AtomicFile:
-    """Write to `partial`, beside `final` under a hidden name; `publish` renames it.
+    """Write to `partial`, beside `final` under a hidden name; `publish` gives it the final name, if
+    no other file has taken it.
 
         with AtomicFile(path, needed_bytes) as file:
             ...write file.partial...
