@@ -201,7 +201,7 @@ def test_more_tokens_than_memory_holds_name_what_would() -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "said"),
-    [("cpu", "mapped, they may take 1.00 GiB of 4.00"), ("fused", "leave 0.00 GiB of 4.00")],
+    [("cpu", "mapped, they may take 1.00 GiB of 4.00"), ("fused", "leave 0.0 MiB of 4.00")],
 )
 def test_more_tokens_than_fit_beside_weights_that_do_not(strategy: str, said: str) -> None:
     with pytest.raises(CapacityError, match=said):
