@@ -8,6 +8,8 @@ with what was stored.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -60,7 +62,7 @@ def _with_minimum(numbers: Float32, largest: int) -> Bytes:
     shifted = x + (step_min * sub_min.astype(np.float32))[..., None]
     codes = np.rint(_ratio(shifted, (step * sub.astype(np.float32))[..., None]))
     codes = np.clip(codes, 0, largest).astype(np.uint8)
-    fields = [
+    fields: list[npt.NDArray[Any]] = [
         d.reshape(-1, 1).view(np.uint8),
         d_min.reshape(-1, 1).view(np.uint8),
         _packed_scales(sub, sub_min),
