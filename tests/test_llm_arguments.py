@@ -107,7 +107,10 @@ def test_what_is_no_text_is_not_encoded(llm: LLM, text: Any) -> None:
         llm.tokenizer.encode(text)
 
 
-@pytest.mark.parametrize("ids", [None, 5, "1", b"1", {1: 2}, [1, "a"], [1.5], [None], [[1]]])
+@pytest.mark.parametrize(
+    "ids",
+    [None, 5, "1", b"1", {1: 2}, {1, 2}, [1, "a"], [1.5], [None], [[1]], [True], [Unreadable()]],
+)
 def test_what_are_no_ids_is_not_decoded(llm: LLM, ids: Any) -> None:
     with pytest.raises(RequestError, match="to decode"):
         llm.tokenizer.decode(ids)
