@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pwd
 import re
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,17 @@ def test_more_tokens_than_memory_holds_name_what_would() -> None:
         resolve(EngineConfig(kv_tokens=fits + 1), MOE, hardware)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [("cpu", "mapped, they may take 1.00 GiB of 4.00"), ("fused", "leave 0.0 MiB of 4.00")],
+)
+def test_more_tokens_than_fit_beside_weights_that_do_not(strategy: str, said: str) -> None:
+    with pytest.raises(CapacityError, match=said):
+        resolve(
+            EngineConfig(strategy=strategy, kv_tokens=70_000), MOE, Hardware(memory_bytes=4 * GIB)
+        )
+
+
 def test_a_share_of_a_gpu_has_no_effect_without_one() -> None:
     (note,) = resolve(EngineConfig(gpu_memory_fraction=0.5), MOE, NO_GPU).notes
     assert note.startswith("gpu_memory_fraction=0.5 has no effect")
@@ -257,6 +269,33 @@ def test_environment_is_read() -> None:
     )
     assert not environment.overlap and environment.home == Path("/tmp/models")
     assert read_environment({"XDG_CACHE_HOME": "/x"}).home == Path("/x/freetoken")
+
+
+def test_no_home_folder_is_needed_until_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container whose user has neither a HOME nor an entry among the system's users."""
+
+    def unknown(_user: object) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for variables, named, way_out in (
+        ({}, "where HOME says", "or mend HOME"),
+        ({"XDG_CACHE_HOME": "~/x"}, "where XDG_CACHE_HOME says", "or mend XDG_CACHE_HOME"),
+        ({"FREETOKEN_HOME": "~/x"}, "where FREETOKEN_HOME says", "or unset it"),
+    ):
+        environment = read_environment(variables)
+        assert environment.overlap
+        with pytest.raises(ConfigError, match=named) as caught:
+            _ = environment.home
+        assert "set FREETOKEN_HOME to another folder" in str(caught.value)
+        assert way_out in str(caught.value)
+
+
+def test_a_relative_home_names_its_variable() -> None:
+    for variable in ("FREETOKEN_HOME", "XDG_CACHE_HOME"):
+        with pytest.raises(ConfigError, match=f"where {variable} says, 'some/where(.|\n)*relative"):
+            _ = read_environment({variable: "some/where"}).home
 
 
 def test_a_bad_environment_variable_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,10 @@ def test_what_is_no_text_is_not_encoded(llm: LLM, text: Any) -> None:
         llm.tokenizer.encode(text)
 
 
-@pytest.mark.parametrize("ids", [None, 5, "1", b"1", {1: 2}, [1, "a"], [1.5], [None], [[1]]])
+@pytest.mark.parametrize(
+    "ids",
+    [None, 5, "1", b"1", {1: 2}, {1, 2}, [1, "a"], [1.5], [None], [[1]], [True], [Unreadable()]],
+)
 def test_what_are_no_ids_is_not_decoded(llm: LLM, ids: Any) -> None:
     with pytest.raises(RequestError, match="to decode"):
         llm.tokenizer.decode(ids)
@@ -125,7 +129,19 @@ def test_what_is_no_chat_is_refused(llm: LLM, messages: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "params", [{"temperature": 0}, 5, "x", [5], [None], [{"temperature": 0}], SamplingParams]
+    "params",
+    [
+        {"temperature": 0},
+        5,
+        "x",
+        "",
+        b"",
+        {GREEDY},
+        [5],
+        [None],
+        [{"temperature": 0}],
+        SamplingParams,
+    ],
 )
 def test_what_are_no_sampling_parameters_is_refused(llm: LLM, params: Any) -> None:
     chat = [{"role": "user", "content": "x"}]
@@ -139,7 +155,8 @@ def test_what_are_no_sampling_parameters_is_refused(llm: LLM, params: Any) -> No
 
 
 def test_as_many_parameters_as_prompts(llm: LLM) -> None:
-    assert len(llm.generate(["a", "b"], [GREEDY, GREEDY])) == 2
+    for several in ([GREEDY, GREEDY], (GREEDY, GREEDY), deque([GREEDY, GREEDY])):
+        assert len(llm.generate(["a", "b"], several)) == 2
     with pytest.raises(RequestError, match="3 SamplingParams for 2 prompts"):
         llm.generate(["a", "b"], [GREEDY] * 3)
 

@@ -27,7 +27,7 @@ from freetoken.errors import FreeTokenError
 from freetoken.models.batch import Phase
 from freetoken.scheduler import SamplingParams
 from freetoken.telemetry import ExpertCounts, Stats, StepTimer
-from freetoken.tokenizer import Tokenizer, check_messages
+from freetoken.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -134,8 +134,7 @@ class LLM:
 
     def chat_tokens(self, messages: Messages) -> list[int]:
         """A conversation as the model's chat template puts it, in token ids: for `stream`."""
-        check_messages(messages)
-        text = self.tokenizer.apply_chat([dict(message) for message in messages])
+        text = self.tokenizer.apply_chat(messages)
         return self.tokenizer.encode(text, add_special=False)
 
     def logits(self, token_ids: Iterable[int]) -> Tensor:

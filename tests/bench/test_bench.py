@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -118,7 +119,7 @@ def test_a_table_of_all_formats(ft: Ft) -> None:
         (("--format", "Q4_0", "--threads", -(10**12)), "threads: found -1000000000000"),
         (("--format", "Q4_K", "--hidden", 96), "found 96 columns, expected a multiple of 256"),
         (("--format", "Q4_0", "--top-k", 65), "--top-k: found 65, expected at most 64"),
-        (("--format", "Q4_0", "--tokens", 0), "--tokens, --calls: expected 1 or more"),
+        (("--format", "Q4_0", "--tokens", 0), "--tokens: found 0, expected 1 or more"),
         (("--format", "Q4_0", "--isa", "mmx"), "mmx"),
     ],
 )
@@ -130,9 +131,9 @@ def test_options_that_cannot_be_used(options: tuple[object, ...], message: str, 
 
 
 def test_shapes_are_checked() -> None:
-    with pytest.raises(ConfigError, match="--intermediate: expected 1 or more"):
+    with pytest.raises(ConfigError, match="--intermediate: found 0, expected 1 or more"):
         ExpertShape(intermediate=0)
-    with pytest.raises(ConfigError, match="expected 1 or more"):
+    with pytest.raises(ConfigError, match="--calls: found 0, expected 1 or more"):
         measure_experts(by_name("Q4_0"), SMALL, calls=0)
 
 
@@ -145,8 +146,17 @@ def test_memory(ft: Ft) -> None:
 
 
 def test_more_memory_than_there_is() -> None:
-    with pytest.raises(CapacityError, match=r"needs 1048576\.0 GiB of memory and"):
+    with pytest.raises(CapacityError, match=r"needs 1048576\.0 GiB of memory and .*programs$"):
         memory.huge_buffer(1 << 50)
+
+
+def test_memory_where_the_kernel_has_no_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    class WithoutHugePages(mmap.mmap):
+        def madvise(self, *_arguments: int) -> None:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(memory.mmap, "mmap", WithoutHugePages)
+    assert not memory.huge_buffer(1 << 16).any()
 
 
 @pytest.mark.parametrize(

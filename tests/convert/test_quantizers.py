@@ -44,6 +44,7 @@ def restored(numbers: Array, name: str) -> Array:
 
 
 def relative_error(found: Array, expected: Array) -> float:
+    found, expected = found.astype(np.float64), expected.astype(np.float64)
     return float(np.sqrt(np.square(found - expected).mean() / np.square(expected).mean()))
 
 
@@ -129,17 +130,27 @@ def test_a_tensor_near_nothing_has_a_factor(exponent: int) -> None:
 @pytest.mark.parametrize("name", QUANTIZABLE)
 def test_numbers_just_below_the_reach_of_a_format(name: str) -> None:
     most = np.float32(min(too_large(name), float(np.finfo(np.float32).max)))
-    numbers = np.full((1, 256), np.nextafter(most, np.float32(0)))
-    numbers[:, ::2] *= -1
-    found = restored(numbers, name)
-    assert np.isfinite(found).all()
-    assert np.abs(found / numbers - 1).max() < 0.3
+    most = np.nextafter(most, np.float32(0))
+    rows = np.array([np.ones(256), -np.ones(256), np.resize([1, -1], 256)], np.float32) * most
+    spread = normal(64, 256)
+    spread *= most / np.abs(spread).max(axis=1, keepdims=True)
+    for numbers in (rows, np.clip(spread, -most, most)):
+        found = restored(numbers, name)
+        assert np.isfinite(found).all()
+        assert relative_error(found, numbers) <= 2 * RELATIVE_ERROR[name]
 
 
-def test_from_its_reach_on_bfloat16_is_infinite() -> None:
-    numbers = np.array([[too_large("BF16")]], np.float32)
-    with np.errstate(over="ignore"):
-        assert np.isinf(restored(numbers, "BF16")).all()
+@pytest.mark.parametrize("name", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
+def test_from_its_reach_on_a_format_is_infinite(name: str) -> None:
+    numbers = np.full((1, 32), -too_large(name), np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert not np.isfinite(restored(numbers, name)).all()
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K"])
+def test_beyond_its_reach_a_format_of_nested_scales_cuts_off(name: str) -> None:
+    numbers = np.full((1, 256), -1.1 * too_large(name), np.float32)
+    assert np.abs(restored(numbers, name)).max() < 0.95 * np.abs(numbers).max()
 
 
 @pytest.mark.parametrize("name", QUANTIZABLE)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from freetoken.bench.blocks import Bytes, matrix_bytes, random_matrix
+from freetoken.bench.counts import check_counts
 from freetoken.bench.memory import huge_buffer, pool_bytes, read_gbps
 from freetoken.errors import ConfigError, FreeTokenError
 from freetoken.formats import FORMATS, WeightFormat
@@ -21,6 +22,7 @@ _WARM_UP_CALLS = 10
 _LEAST_LAYERS = 4  # of a step
 _READ_BYTES = 64 << 20  # long enough that waking the threads does not count
 _PLANE_ALIGNMENT_BYTES = 64
+_ASK_LESS = ", or ask for fewer tokens, or fewer or smaller experts"
 _DISTINCT_EXPERTS = 4  # what differs between experts; the others repeat their bytes
 
 
@@ -35,9 +37,7 @@ class ExpertShape:
     top_k: int = 8
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "intermediate", "experts", "top_k"):
-            if vars(self)[name] < 1:
-                raise ConfigError(f"--{name.replace('_', '-')}: expected 1 or more")
+        check_counts(**vars(self))
         if self.top_k > self.experts:
             raise ConfigError(f"--top-k: found {self.top_k}, expected at most {self.experts}")
 
@@ -116,8 +116,7 @@ def measure_experts(
     """Time `calls` decode steps of random routes, each followed by a read of as random a stretch
     of the same pool. Raises ConfigError for sizes that the format's blocks do not fit, and
     CapacityError for more tokens or experts than fit into memory."""
-    if tokens < 1 or calls < 1:
-        raise ConfigError("--tokens, --calls: expected 1 or more")
+    check_counts(tokens=tokens, calls=calls)
     check_blocks(fmt, shape)
     ops = CpuOps(threads, isa)
     try:
@@ -129,7 +128,7 @@ def measure_experts(
 def random_layer(fmt: WeightFormat, shape: ExpertShape) -> ExpertBank:
     """One layer of random experts in memory of its own."""
     layout = _LayerLayout(fmt, shape)
-    memory = huge_buffer(layout.bytes)
+    memory = huge_buffer(layout.bytes, ask_less=_ASK_LESS)
     layout.fill(memory, np.random.default_rng(0))
     return layout.bank(memory)
 
@@ -147,7 +146,9 @@ class _Bench:
         layer = _LayerLayout(fmt, shape)
         layers = max(_LEAST_LAYERS, -(-pool_bytes() // layer.bytes))
         self._pool = huge_buffer(
-            layers * layer.bytes, beside_bytes=_step_bytes(shape, tokens, layers)
+            layers * layer.bytes,
+            beside_bytes=_step_bytes(shape, tokens, layers),
+            ask_less=_ASK_LESS,
         )
         self._kernels: list[ExpertKernel] = []
         layer.fill(self._pool[: layer.bytes], self._rng)
@@ -181,8 +182,7 @@ class _Bench:
             distinct.append(experts / layers)
             speeds.append(experts * self._expert_bytes / took * 1e-9)
             reads.append(read)
-        y = torch.stack(outputs)
-        if not torch.isfinite(y).all():
+        if not all(torch.isfinite(y).all() for y in outputs):
             raise FreeTokenError(f"the {self._format.name} kernel returned NaN or infinity")
         gbps, beside = statistics.median(speeds), statistics.median(reads)
         return ExpertsResult(

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from freetoken.checkpoints.mapping import ask_for_huge_pages
 from freetoken.engine.hardware import detect_hardware
 from freetoken.errors import CapacityError
 from freetoken.kernels.cpu import CpuOps
@@ -81,16 +82,16 @@ def _bytes_of(text: str) -> int:
     return int(number) << {"K": 10, "M": 20, "G": 30}[unit]
 
 
-def huge_buffer(size_bytes: int, beside_bytes: int = 0) -> Bytes:
+def huge_buffer(size_bytes: int, beside_bytes: int = 0, ask_less: str = "") -> Bytes:
     """Zeroed private memory, on huge pages if the system grants them: with pages of 4 KiB the
     translation of addresses costs a tenth of the bandwidth. Raises CapacityError if the system
-    refuses, or has not so much and `beside_bytes`, which the caller will take, free."""
+    refuses, or has not so much and `beside_bytes`, which the caller will take, free; its way out
+    ends with `ask_less`, what the caller's options allow."""
     available_bytes = detect_hardware().memory_bytes
     if size_bytes + beside_bytes > available_bytes:
         raise CapacityError(
             f"the benchmark needs {(size_bytes + beside_bytes) / 2**30:.1f} GiB of memory and "
-            f"{available_bytes / 2**30:.1f} GiB are free: end other programs, or ask for fewer "
-            "tokens, or fewer or smaller experts"
+            f"{available_bytes / 2**30:.1f} GiB are free: end other programs{ask_less}"
         )
     try:
         memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -99,5 +100,5 @@ def huge_buffer(size_bytes: int, beside_bytes: int = 0) -> Bytes:
             f"the benchmark needs {size_bytes / 2**30:.1f} GiB of memory, which the system "
             f"refuses: {error.strerror}; look at the limits of this process (ulimit -v)"
         ) from error
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    ask_for_huge_pages(memory)
     return np.frombuffer(memory, np.uint8)

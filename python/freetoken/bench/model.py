@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from freetoken.bench.counts import check_counts
 from freetoken.checkpoints import open_checkpoint
 from freetoken.checkpoints.base import Checkpoint, TensorEntry
 from freetoken.errors import ConfigError
@@ -52,8 +53,7 @@ def measure_model(
 ) -> ModelResult:
     """Prefill `prompt_tokens` random tokens, decode `decode_tokens` more, `runs` times after a
     first run that is not counted (it brings the file into memory). Needs no tokenizer."""
-    if prompt_tokens < 1 or decode_tokens < 1 or runs < 1:
-        raise ConfigError("--prompt-tokens, --decode-tokens, --runs: expected 1 or more")
+    check_counts(prompt_tokens=prompt_tokens, decode_tokens=decode_tokens, runs=runs)
     checkpoint = open_checkpoint(model)
     try:
         bytes_per_token = decode_bytes(checkpoint)

@@ -74,13 +74,14 @@ def map_file(path: Path) -> MappedFile:
             expected="a checkpoint",
             hint="run `git lfs pull` in the repository",
         )
-    _ask_for_huge_pages(mapped)
+    ask_for_huge_pages(mapped)
     return MappedFile(path, mapped, np.frombuffer(mapped, np.uint8))
 
 
-def _ask_for_huge_pages(mapped: mmap.mmap) -> None:
-    """File systems with large folios then read and map 2 MiB at a time: weights stream faster by
-    what the translation of addresses takes. Elsewhere it does nothing."""
+def ask_for_huge_pages(mapped: mmap.mmap) -> None:
+    """Private memory, and files on file systems with large folios, then come 2 MiB at a time: they
+    stream faster by what the translation of addresses takes. Elsewhere, and on kernels without huge
+    pages, it does nothing."""
     with contextlib.suppress(OSError):
         mapped.madvise(mmap.MADV_HUGEPAGE)
 

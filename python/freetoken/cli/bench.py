@@ -131,7 +131,7 @@ def _print_experts(result: ExpertsResult, *, first: bool) -> None:
         typer.echo(
             f"{result.isa}, {result.threads} threads, {result.tokens} token(s), top-{result.top_k} "
             f"of {result.experts} experts, H={result.hidden}, I={result.intermediate}\n"
-            f"{'format':12}{'GB/s':>8}{'read':>8}{'fraction':>10}{'us/call':>10}{'MB/call':>10}"
+            f"{'format':12}{'GB/s':>8}{'read':>8}{'fraction':>10}{'us/layer':>10}{'MB/layer':>10}"
         )
     typer.echo(
         f"{result.format:12}{result.gbps:8.2f}{result.read_gbps:8.2f}{result.fraction:10.3f}"

@@ -8,8 +8,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from freetoken.cli.models import find_model
 from freetoken.cli.run import notes
-from freetoken.cli.signals import tidy_ends
 from freetoken.convert import convert
+from freetoken.writing import tidy_ends
 
 
 def run(model: str, out: Path, experts: str, dense: str | None) -> None:

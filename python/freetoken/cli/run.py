@@ -95,7 +95,8 @@ class EngineOptions:
 
 @contextlib.contextmanager
 def _demo_model_explained(model: str) -> Iterator[None]:
-    """A damaged demo model need not be fetched anew by hand."""
+    """A damaged demo model need not be fetched anew by hand. That it is damaged the error does not
+    say: its permissions may be at fault."""
     from freetoken.demo import demo_model_path
 
     try:
@@ -104,8 +105,8 @@ def _demo_model_explained(model: str) -> Iterator[None]:
         if Path(model) != demo_model_path():
             raise
         raise FreeTokenError(
-            f"{error}\n  the demo model is damaged: delete {model} and run `ft demo`, which builds "
-            "it again"
+            f"{error}\n  if the demo model is damaged: delete {model} and run `ft demo`, which "
+            "builds it again"
         ) from error
 
 
@@ -152,17 +153,23 @@ def demo(job: Job, engine: EngineOptions, *, as_json: bool) -> None:
         return
     runs, texts = compared(path, job, engine)
     notes.print(report.table(runs))
-    notes.print(_verdict(texts, job.sampling.params()), style="dim")
+    device = next(iter(runs.values())).config.device
+    notes.print(_verdict(texts, job.sampling.params(), device), style="dim")
 
 
-def _verdict(texts: list[str], params: SamplingParams) -> str:
-    """Whether the strategies wrote the same text, as they should."""
+def _verdict(texts: list[str], params: SamplingParams, device: str) -> str:
+    """Whether the strategies wrote the same text, as they should; on a CPU they must."""
     if len(set(texts)) == 1:
         return "Both strategies wrote the same text."
     if params.temperature > 0 and params.seed is None:
         return "The texts differ, because they were sampled without --seed."
+    if device == "cpu":
+        return (
+            "The texts differ: on a CPU that is a bug, for all strategies compute the same bits "
+            "there; please report it, with what `ft doctor` prints."
+        )
     return (
-        "The texts differ: the strategies add up the same numbers in another order, so that a "
+        "The texts differ: on a GPU the strategies use kernels that round differently, so that a "
         "token may win over another that is as likely but for rounding."
     )
 

@@ -11,59 +11,66 @@ from pathlib import Path
 
 from freetoken.errors import ConfigError
 
+_HOME = "FREETOKEN_HOME"
+
 
 @dataclass(frozen=True)
 class Environment:
-    """The environment variables that FreeToken knows."""
+    """What the variables say. `home_value` is the folder for FreeToken's own as `home_variable` has
+    it, looked at when it is asked for: a model in another place needs no such folder."""
 
-    home: Path
     overlap: bool
+    home_variable: str
+    home_value: str
+
+    @property
+    def home(self) -> Path:
+        """Absolute, so that it is the same folder wherever a command is started. ConfigError if the
+        value gives none."""
+        try:
+            path = Path(self.home_value).expanduser()
+        except RuntimeError as error:
+            raise self.wrong_home(str(error)) from error
+        if not path.is_absolute():
+            raise self.wrong_home(f"a relative path; did you mean {path.absolute()}?")
+        return path
+
+    def wrong_home(self, found: str) -> ConfigError:
+        other_way = "unset it" if self.home_variable == _HOME else f"mend {self.home_variable}"
+        return ConfigError(
+            f"models cannot be kept where {self.home_variable} says, {self.home_value[:200]!r}\n"
+            f"  found:    {found}\n"
+            "  expected: the absolute path of a folder, or one that can be made\n"
+            f"  what to do: set {_HOME} to another folder, or {other_way}"
+        )
 
 
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
-    """FREETOKEN_HOME (where models are kept) and FREETOKEN_HYBRID_OVERLAP (0: measure the hybrid
-    strategy without overlap). ConfigError names the variable that cannot be read."""
+    """FREETOKEN_HOME (where models are kept; XDG_CACHE_HOME or HOME where it is not set) and
+    FREETOKEN_HYBRID_OVERLAP (0: measure the hybrid strategy without overlap). ConfigError names the
+    variable that cannot be read."""
     env = os.environ if variables is None else variables
-    home = env.get("FREETOKEN_HOME", "")
     overlap = env.get("FREETOKEN_HYBRID_OVERLAP", "1").strip().lower()
     if overlap not in ("0", "1"):
         raise ConfigError(
             f"the environment variable FREETOKEN_HYBRID_OVERLAP is {overlap!r}; "
             "set it to 0 or 1, or unset it"
         )
-    if home:
-        return Environment(_home(home), overlap == "1")
-    cache = Path(env.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return Environment(cache / "freetoken", overlap == "1")
-
-
-def _home(value: str) -> Path:
-    """Absolute, so that it is the same folder wherever a command is started."""
-    try:
-        path = Path(value).expanduser()
-    except RuntimeError as error:
-        raise _wrong_home(value, str(error)) from error
-    if not path.is_absolute():
-        raise _wrong_home(value, f"a relative path; did you mean {path.absolute()}?")
-    return path
+    if home := env.get(_HOME):
+        return Environment(overlap == "1", _HOME, home)
+    if cache := env.get("XDG_CACHE_HOME"):
+        return Environment(overlap == "1", "XDG_CACHE_HOME", f"{cache}/freetoken")
+    return Environment(overlap == "1", "HOME", "~/.cache/freetoken")
 
 
 def models_folder() -> Path:
     """Where FreeToken keeps models; it may not exist yet. ConfigError if it cannot."""
-    home = read_environment().home
+    environment = read_environment()
+    home = environment.home
     try:
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISDIR(os.stat(home).st_mode):
-                raise _wrong_home(str(home), "a file")
+                raise environment.wrong_home("a file")
     except OSError as error:
-        raise _wrong_home(str(home), error.strerror or str(error)) from error
+        raise environment.wrong_home(error.strerror or str(error)) from error
     return home / "models"
-
-
-def _wrong_home(value: str, found: str) -> ConfigError:
-    return ConfigError(
-        f"models cannot be kept in FREETOKEN_HOME, {value[:200]!r}\n"
-        f"  found:    {found}\n"
-        "  expected: the absolute path of a folder, or one that can be made\n"
-        "  what to do: set FREETOKEN_HOME to another folder, or unset it"
-    )

@@ -96,9 +96,12 @@ def _host_pages(
     """Pages of the key-value cache where it lies in host memory: as asked, else a share of what
     the weights leave."""
     weight_bytes = _host_bytes(strategy, slots, facts)
-    left_bytes = hardware.memory_bytes - weight_bytes
-    if strategy in _MAPPED:
-        left_bytes = max(left_bytes, int(hardware.memory_bytes * _LEAST_LEFT_SHARE))
+    left_bytes = max(0, hardware.memory_bytes - weight_bytes)
+    room = f"the weights leave {size(left_bytes)}"
+    least_bytes = int(hardware.memory_bytes * _LEAST_LEFT_SHARE)
+    if strategy in _MAPPED and left_bytes < least_bytes:
+        left_bytes = least_bytes
+        room = f"beside the weights, which are mapped, they may take {size(left_bytes)}"
     page_bytes = facts.kv_bytes_per_token * PAGE_TOKENS
     if config.kv_tokens is not None:
         pages = pages_for(config.kv_tokens)
@@ -106,8 +109,7 @@ def _host_pages(
             fits = (left_bytes // page_bytes - 1) * PAGE_TOKENS
             raise CapacityError(
                 f"keys and values of {config.kv_tokens} tokens take {size(pages * page_bytes)}, "
-                f"and the weights leave {size(max(0, left_bytes))} of "
-                f"{size(hardware.memory_bytes)} of memory; free some memory"
+                f"and {room} of {size(hardware.memory_bytes)} of memory; free some memory"
                 + (f", or use --kv-tokens {fits}, which would fit" if fits > 0 else "")
             )
         return pages

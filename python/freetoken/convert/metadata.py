@@ -94,7 +94,7 @@ def _describe(checkpoint: Checkpoint, writer: gguf.GGUFWriter) -> None:
     window = _common_window(checkpoint, spec)
     if window is not None:
         writer.add_sliding_window(window)
-    write_rope(checkpoint, writer)
+    write_rope(spec, checkpoint.path / "config.json", writer)
     _describe_mlps(checkpoint, spec, writer)
 
 
@@ -121,7 +121,11 @@ def check_described(checkpoint: Checkpoint, written: Path) -> None:
     finally:
         made.close()
     meant = read_spec(checkpoint)
-    meant = replace(meant, rotary=replace(meant.rotary, interleaved=found.rotary.interleaved))
+    # The frequencies count, not the words for them: llama3's scaling becomes a tensor of factors.
+    rotary = replace(
+        meant.rotary, interleaved=found.rotary.interleaved, scaling=found.rotary.scaling
+    )
+    meant = replace(meant, rotary=rotary)
     for field in fields(meant):
         a, b = vars(meant)[field.name], vars(found)[field.name]
         if not _same(a, b):

@@ -11,21 +11,14 @@ from pathlib import Path
 from types import TracebackType
 
 from freetoken.errors import ConfigError, FreeTokenError
+from freetoken.writing import remedy
 
-_REMEDIES = {
-    errno.ENOSPC: "free some space",
-    errno.EDQUOT: "free some space of your quota",
-    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
-    errno.ENAMETOOLONG: "choose a shorter name (it gets some letters more while it is written)",
-    errno.EACCES: "make the folder writable",
-    errno.EPERM: "make the folder writable",
-    errno.EROFS: "mount the file system writable",
-}
 _HEADER_BYTES = 64 << 20  # room for metadata: the largest vocabularies take some 20 MB
 
 
 class AtomicFile:
-    """Write to `partial`, beside `final` under a hidden name; `publish` renames it.
+    """Write to `partial`, beside `final` under a hidden name; `publish` gives it the final name, if
+    no other file has taken it.
 
         with AtomicFile(path, needed_bytes) as file:
             ...write file.partial...
@@ -122,13 +115,12 @@ class AtomicFile:
             raise OSError(errno.ENOSPC, f"{free_bytes / 1e6:,.0f} MB free")
 
     def _explained(self, error: OSError) -> FreeTokenError:
-        remedy = _REMEDIES.get(error.errno or 0, "look after the disk")
         return FreeTokenError(
             f"{self.final} could not be written\n"
             f"  found:    {error.strerror or error}\n"
             f"  expected: a writable folder with "
             f"{(self._needed_bytes + _HEADER_BYTES) / 1e6:,.0f} MB free\n"
-            f"  what to do: {remedy}, or write to another disk; nothing half-written is left"
+            f"  what to do: {remedy(error)}, or write to another disk; nothing half-written is left"
         )
 
 

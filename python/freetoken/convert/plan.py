@@ -115,7 +115,7 @@ class _Planner:
                         yield self._dense(
                             new, self._checkpoint.tensor(old), self._heads(field.name)
                         )
-        factors = rope_factors(self._checkpoint)
+        factors = rope_factors(self._spec.rotary)
         if factors is not None:
             name = "rope_freqs.weight"
             yield PlannedTensor(name, factors.shape, F32, _whole(name, factors))
@@ -287,23 +287,24 @@ def _check_numbers(
 ) -> None:
     """Raises CheckpointError for NaN, infinity, and what the format does not reach."""
     magnitudes = np.abs(numbers)
+    reach = too_large(target.name)
+    hint = "the checkpoint is damaged: download it again, or take another"
     if np.isnan(magnitudes).any():
         found = f"{int(np.isnan(magnitudes).sum())} of {magnitudes.size} numbers are NaN"
     elif np.isinf(magnitudes).any():
         found = f"{int(np.isinf(magnitudes).sum())} of {magnitudes.size} numbers are infinite"
-    elif not copied and magnitudes.max(initial=0) >= too_large(target.name):
+    elif not copied and magnitudes.max(initial=0) >= reach:
         found = f"numbers from {numbers.min()} to {numbers.max()}"
+        further = "F32, which reaches" if target is BF16 else "BF16 or F32, which reach"
+        hint = f"choose {further} further"
     else:
         return
-    reach = too_large(target.name)
     raise CheckpointError(
         f"this tensor cannot be written as {target.name}",
         tensor=name,
         found=found,
         expected="finite numbers" + ("" if reach == np.inf else f" below {reach:.6g}"),
-        hint="choose BF16 or F32, which reach further"
-        if found.startswith("numbers")
-        else "the checkpoint is damaged: download it again, or take another",
+        hint=hint,
     )
 
 

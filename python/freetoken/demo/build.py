@@ -8,16 +8,14 @@ import fcntl
 import os
 import resource
 import shutil
-import signal
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from freetoken.config import models_folder
 from freetoken.demo.source import MEMBER_BYTES, dense_model
 from freetoken.errors import FreeTokenError
+from freetoken.writing import remedy, tidy_ends
 
 MODEL_NAME = "demo-8x135m-v1.gguf"
 MODEL_BYTES = 726_000_000  # what the build writes, for the check of free space
@@ -80,26 +78,13 @@ def _build(final: Path, progress: Progress) -> None:
 
 @contextlib.contextmanager
 def _scratch(parent: Path) -> Iterator[Path]:
-    """A folder that is gone afterwards, after SIGTERM and SIGHUP too, which would otherwise end
-    the process where it stands. The command then ends with the status that shells give them."""
-
-    def leave(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():  # others cannot set handlers
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_DFL:
-                before[number] = signal.signal(number, leave)
-    scratch = None
-    try:
+    """A folder that is gone afterwards, also after a signal that asks the process to end."""
+    with tidy_ends():
         scratch = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=parent))
-        yield scratch
-    finally:
-        if scratch is not None:
+        try:
+            yield scratch
+        finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        for changed, handler in before.items():
-            signal.signal(changed, handler)
 
 
 def _publish(made: Path, final: Path) -> None:
@@ -138,16 +123,10 @@ def _check_space(folder: Path) -> None:
 
 def _explained(error: OSError, folder: Path) -> FreeTokenError:
     needed_mb = (MODEL_BYTES + 2 * MEMBER_BYTES) / 1e6
-    remedies = {
-        errno.ENOSPC: "free some space there",
-        errno.EDQUOT: "free some space there",
-        errno.EFBIG: "raise the limit on the size of files (ulimit -f unlimited)",
-    }
-    remedy = remedies.get(error.errno or 0, "make it writable")
     return FreeTokenError(
         f"the demo model could not be built in {folder}\n"
         f"  found:    {error.strerror or error}\n"
         f"  expected: a writable folder with about {needed_mb:.0f} MB free\n"
-        f"  what to do: {remedy}, or point FREETOKEN_HOME at a folder on another disk; "
+        f"  what to do: {remedy(error)}, or point FREETOKEN_HOME at a folder on another disk; "
         f"nothing half-written was left behind"
     )

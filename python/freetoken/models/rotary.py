@@ -17,7 +17,7 @@ from torch import Tensor
 from freetoken.checkpoints.base import Checkpoint
 from freetoken.errors import CheckpointError, shown
 from freetoken.models.fields import MAX_INTEGER, Fields
-from freetoken.models.spec import RotarySpec
+from freetoken.models.spec import RotaryScaling, RotarySpec
 
 ROPE_FREQS = "rope_freqs.weight"
 # What any model asks for and float32 can hold lies within these.
@@ -42,24 +42,25 @@ def hf_rotary(
                 "partial_rotary_factor", (1, 1.0), "only full rotary embeddings are supported"
             )
     if scaling is None:
-        return _spec(config, _plain(head_dim, theta))
+        return _spec(config, _plain(head_dim, theta), theta, RotaryScaling())
     theta = _theta(scaling, "rope_theta", theta)
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     plain = _plain(head_dim, theta)
     if kind == "default":
-        return _spec(scaling, plain)
+        return _spec(scaling, plain, theta, RotaryScaling())
     if kind == "linear":
-        return _spec(scaling, plain / scaling.number("factor"))
+        linear = RotaryScaling("linear", scaling.number("factor"))
+        return _spec(scaling, plain / linear.factor, theta, linear)
     original = scaling.integer("original_max_position_embeddings", context_tokens)
     if kind == "llama3":
-        return _spec(scaling, _llama3(plain, scaling, original))
+        stretched = RotaryScaling("llama3", scaling.number("factor"), original)
+        return _spec(scaling, _llama3(plain, scaling, original), theta, stretched)
     if kind == "yarn":
         factor = scaling.number("factor", context_tokens / original)
-        truncate = scaling.flag("truncate", True)
-        bounds = _yarn_bounds(
-            head_dim, theta, original, *_betas(scaling, "beta_fast", "beta_slow"), truncate
-        )
-        return _spec(scaling, _yarn(plain, factor, bounds), _hf_yarn_attention(scaling, factor))
+        betas = _betas(scaling, "beta_fast", "beta_slow")
+        yarn = RotaryScaling("yarn", factor, original, *betas, scaling.flag("truncate", True))
+        attention = _hf_yarn_attention(scaling, factor)
+        return _spec(scaling, _yarn(plain, theta, yarn), theta, yarn, attention)
     raise scaling.error("rope_type", expected=" or ".join(_SUPPORTED), hint=_scaling_hint())
 
 
@@ -86,14 +87,16 @@ def gguf_rotary(
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
     attention = keys.number("rope.scaling.attn_factor", 1.0)
     if kind == "none":
-        spec = _spec(keys, plain, attention)
+        spec = _spec(keys, plain, theta, RotaryScaling(), attention)
     elif kind == "linear":
-        spec = _spec(keys, plain / factor, attention)
+        linear = RotaryScaling() if factor == 1 else RotaryScaling("linear", factor)
+        spec = _spec(keys, plain / factor, theta, linear, attention)
     elif kind == "yarn":
         original = keys.integer("rope.scaling.original_context_length", context_tokens)
         betas = _betas(keys, "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow")
-        bounds = _yarn_bounds(dims, theta, original, *betas, truncate_yarn)
-        spec = _spec(keys, _yarn(plain, factor, bounds), attention * _yarn_attention(factor, 1.0))
+        yarn = RotaryScaling("yarn", factor, original, *betas, truncate_yarn)
+        attention *= _yarn_attention(factor, 1.0)
+        spec = _spec(keys, _yarn(plain, theta, yarn), theta, yarn, attention)
     else:
         raise keys.error("rope.scaling.type", expected="none, linear or yarn", hint=_scaling_hint())
     return replace(spec, interleaved=interleaved)
@@ -113,7 +116,13 @@ def _theta(fields: Fields, key: str, default: float) -> float:
     return theta
 
 
-def _spec(fields: Fields, frequencies: Tensor, attention_factor: float = 1.0) -> RotarySpec:
+def _spec(
+    fields: Fields,
+    frequencies: Tensor,
+    theta: float,
+    scaling: RotaryScaling,
+    attention_factor: float = 1.0,
+) -> RotarySpec:
     """Every one of the keys may be a number, and together they may still give none."""
     values = tuple(float(f) for f in frequencies)
     usable = torch.isfinite(frequencies * MAX_INTEGER).all() and (frequencies > 0).all()
@@ -127,7 +136,14 @@ def _spec(fields: Fields, frequencies: Tensor, attention_factor: float = 1.0) ->
             f"{_LEAST_ATTENTION:g} to {_MOST_ATTENTION:g}",
             hint="check that the file is complete and was written by a known converter",
         )
-    return RotarySpec(2 * len(values), values, attention_factor, interleaved=False)
+    return RotarySpec(
+        2 * len(values),
+        values,
+        attention_factor,
+        interleaved=False,
+        theta=theta,
+        scaling=scaling,
+    )
 
 
 def _rotary_keys(fields: Fields) -> str:
@@ -162,27 +178,25 @@ def _betas(fields: Fields, fast: str, slow: str) -> tuple[float, float]:
     )
 
 
-def _yarn_bounds(
-    dims: int, theta: float, original: int, fast: float, slow: float, truncate: bool
-) -> tuple[float, float]:
-    """Between which frequency indices YaRN blends: where a context of `original` tokens makes
-    `fast` and `slow` turns."""
+def _yarn_bounds(dims: int, theta: float, scaling: RotaryScaling) -> tuple[float, float]:
+    """Between which frequency indices YaRN blends."""
 
     def index(turns: float) -> float:
-        return dims * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        wavelengths = scaling.original_context / (turns * 2 * math.pi)
+        return dims * math.log(wavelengths) / (2 * math.log(theta))
 
-    low, high = index(fast), index(slow)
-    if truncate:
+    low, high = index(scaling.beta_fast), index(scaling.beta_slow)
+    if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     return max(low, 0), min(high, dims - 1)
 
 
-def _yarn(plain: Tensor, factor: float, bounds: tuple[float, float]) -> Tensor:
-    low, high = bounds
+def _yarn(plain: Tensor, theta: float, scaling: RotaryScaling) -> Tensor:
+    low, high = _yarn_bounds(2 * len(plain), theta, scaling)
     high = high + 0.001 if low == high else high
     ramp = ((torch.arange(len(plain), dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     kept = 1 - ramp
-    return plain / factor * (1 - kept) + plain * kept
+    return plain / scaling.factor * (1 - kept) + plain * kept
 
 
 def _yarn_attention(factor: float, mscale: float) -> float:

@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from freetoken.kernels.activations import Activation
 
 
 @dataclass(frozen=True)
+class RotaryScaling:
+    """How a context was extended, as the checkpoint says it or its family assumes.
+
+    `original_context` and what follows are of YaRN: between the turns `beta_fast` and `beta_slow`
+    in a context of so many tokens it blends, the bounds being whole numbers with `truncate`.
+    """
+
+    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
+    factor: float = 1.0
+    original_context: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True)
 class RotarySpec:
-    """Rotary embedding: inverse frequencies, the factor on cos and sin, and the pairing."""
+    """Rotary embedding: inverse frequencies, the factor on cos and sin, and the pairing. `theta`
+    and `scaling` are what the frequencies were computed from; the factors that a GGUF file may have
+    in a tensor come on top."""
 
     dims: int
     inverse_frequencies: tuple[float, ...]
     attention_factor: float
     interleaved: bool
+    theta: float
+    scaling: RotaryScaling
 
 
 @dataclass(frozen=True)

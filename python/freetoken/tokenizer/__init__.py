@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from freetoken.checkpoints.base import Checkpoint
 from freetoken.tokenizer.base import Tokenizer
-from freetoken.tokenizer.chat import check_messages
 from freetoken.tokenizer.gguf import load_gguf_tokenizer
 from freetoken.tokenizer.hf import load_hf_tokenizer
 from freetoken.tokenizer.stream import IncrementalDecoder
 
-__all__ = ["IncrementalDecoder", "Tokenizer", "check_messages", "load_tokenizer"]
+__all__ = ["IncrementalDecoder", "Tokenizer", "load_tokenizer"]
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:

@@ -28,10 +28,10 @@ from freetoken.tokenizer.chat_meter import (
     stop_meter,
 )
 from freetoken.tokenizer.chat_sandbox import Sandbox
+from freetoken.tokenizer.ids import BYTES, bytes_hint
 
-__all__ = ["ChatTemplate", "RenderLimits", "check_messages", "choose_template"]
+__all__ = ["ChatTemplate", "RenderLimits", "choose_template"]
 
-_BYTES = (bytes, bytearray, memoryview)
 _EXPECTED = 'expected [{"role": "user", "content": "..."}]'
 
 
@@ -68,13 +68,13 @@ class ChatTemplate:
         variables: Mapping[str, Any],
     ) -> str:
         """The prompt of `messages`. Raises RequestError with the template's reason."""
-        check_messages(messages)
+        _check_messages(messages)
         names: dict[str, Any] = {
             **self.tokens,
             "tools": None,
             "documents": None,
             **variables,
-            "messages": messages,
+            "messages": [dict(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
         }
         template = self._compiled
@@ -102,10 +102,10 @@ def choose_template(named: Mapping[str, str]) -> str | None:
     return next(iter(named.values())) if len(named) == 1 else None
 
 
-def check_messages(messages: Sequence[Message]) -> None:
+def _check_messages(messages: Sequence[Message]) -> None:
     """Raises RequestError unless it is a list of messages with roles. What else a message needs
     its template says."""
-    if not isinstance(messages, Sequence) or isinstance(messages, (str, *_BYTES)):
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, *BYTES)):
         raise RequestError(f"a chat is a list of messages; found {shown(messages)}, {_EXPECTED}")
     if not messages:
         raise RequestError(f"a chat is a list of messages; found one without any, {_EXPECTED}")
@@ -115,8 +115,9 @@ def check_messages(messages: Sequence[Message]) -> None:
                 f"message {index} of the chat has no role: found {shown(message)}, expected "
                 '{"role": "system" | "user" | "assistant" | "tool", "content": "..."}'
             )
-        if isinstance(message.get("content"), _BYTES):  # a template would print b'...'
+        content = message.get("content")
+        if isinstance(content, BYTES):  # a template would print b'...'
             raise RequestError(
-                f"message {index} of the chat has {shown(message['content'])} as its content; "
-                "expected a text: decode it first, .decode('utf-8')"
+                f"message {index} of the chat has {shown(content)} as its content; expected a text"
+                + bytes_hint(content)
             )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from freetoken.errors import RequestError, shown
 from freetoken.tokenizer.base import Message
 from freetoken.tokenizer.chat import ChatTemplate
+from freetoken.tokenizer.ids import bytes_hint, read_ids
 from freetoken.tokenizer.stream import IncrementalDecoder, Vocabulary
+
+_TO_DECODE = "the tokens to decode are a list of token ids (whole numbers)"
 
 
 class Encoder(Protocol):
@@ -67,7 +69,7 @@ class TextTokenizer:
         self, ids: Iterable[int], *, skip_special: bool = True, continuation: bool = False
     ) -> str:
         decoder = self.stream(skip_special=skip_special, continuation=continuation)
-        return "".join(map(decoder.push, _checked_ids(ids))) + decoder.flush()
+        return "".join(map(decoder.push, read_ids(ids, _TO_DECODE))) + decoder.flush()
 
     def stream(
         self, *, skip_special: bool = True, continuation: bool = False
@@ -93,8 +95,7 @@ class TextTokenizer:
 
 def _check_text(text: object) -> None:
     if not isinstance(text, str):
-        hint = "; decode it first: .decode('utf-8')" if isinstance(text, (bytes, bytearray)) else ""
-        raise RequestError(f"the text to encode is {shown(text)}; expected a str{hint}")
+        raise RequestError(f"the text to encode is {shown(text)}; expected a str{bytes_hint(text)}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -102,21 +103,3 @@ def _check_text(text: object) -> None:
             f"the text has the lone surrogate {text[error.start]!a} at position {error.start}: "
             "expected valid Unicode; decode its source as UTF-8 with errors='replace'"
         ) from error
-
-
-def _checked_ids(ids: Iterable[int]) -> Iterator[int]:
-    """Whole numbers of any kind, as Python's."""
-    expected = "expected token ids, a list of whole numbers"
-    if isinstance(ids, (str, bytes, bytearray, memoryview, Mapping)):
-        raise RequestError(f"the tokens to decode are {shown(ids)}; {expected}")
-    try:
-        items = iter(ids)
-    except TypeError as error:
-        raise RequestError(f"the tokens to decode are {shown(ids)}; {expected}") from error
-    for index, item in enumerate(items):
-        try:
-            yield operator.index(item)
-        except Exception as error:  # whatever the object's own method raises
-            raise RequestError(
-                f"token {index} to decode is {shown(item)}; expected a whole number"
-            ) from error

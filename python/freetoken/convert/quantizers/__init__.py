@@ -10,7 +10,12 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from freetoken.convert.quantizers.k_quants import quantize_q4_k, quantize_q5_k, quantize_q6_k
+from freetoken.convert.quantizers.k_quants import (
+    LARGEST_BINARY16,
+    quantize_q4_k,
+    quantize_q5_k,
+    quantize_q6_k,
+)
 from freetoken.convert.quantizers.nvfp4 import quantize_nvfp4, tensor_factor
 from freetoken.formats.base import Bytes, Float32
 
@@ -22,9 +27,22 @@ _PIECE_NUMBERS = 1 << 18  # quantised at a time: the temporary arrays are severa
 # without exponent else. Nothing as small can be stored: binary16 scales end at 2^-24, and e8m0 ones
 # so near that the numbers are lost among those of any other size.
 _NOTHING = np.float32(2.0**-120)
-# Where a format's reach ends: what rounds to infinity in BF16, or has a binary16 scale of infinity.
-_TOO_LARGE = {"F32": np.inf, "BF16": (2 - 2.0**-8) * 2.0**127, "MXFP4": np.inf, "NVFP4": np.inf}
-_TOO_LARGE_BINARY16 = 65504.0
+_BINARY16_END = 65520.0  # rounds to infinity
+# Where a format's reach ends: the first magnitude that it, or the scale or minimum of a block that
+# has it, rounds to infinity, or for the K formats has to be cut off at.
+_TOO_LARGE = {
+    "F32": np.inf,
+    "F16": _BINARY16_END,
+    "BF16": (2 - 2.0**-8) * 2.0**127,
+    "Q8_0": 127 * _BINARY16_END,
+    "Q4_0": 8 * _BINARY16_END,
+    "Q4_1": _BINARY16_END,  # of the minimum, which is no multiple of a scale
+    "Q4_K": 63 * LARGEST_BINARY16,  # of the minimum, too
+    "Q5_K": 63 * LARGEST_BINARY16,
+    "Q6_K": 32 * 128 * LARGEST_BINARY16,
+    "MXFP4": np.inf,
+    "NVFP4": np.inf,
+}
 
 
 def _plain(dtype: str) -> _Quantize:
@@ -87,7 +105,7 @@ def quantize(numbers: Float32, format_name: str) -> Bytes:
 
 def too_large(format_name: str) -> float:
     """The magnitude from which on a format holds no numbers."""
-    return _TOO_LARGE.get(format_name, _TOO_LARGE_BINARY16)
+    return _TOO_LARGE[format_name]
 
 
 __all__ = ["QUANTIZABLE", "quantize", "tensor_factor", "too_large"]

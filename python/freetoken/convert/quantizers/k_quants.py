@@ -8,11 +8,15 @@ with what was stored.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from freetoken.formats.base import Bytes, Float32
 
 _BLOCK = 256
+LARGEST_BINARY16 = 65504.0
 _STRETCHES = np.linspace(-1.0, 1.0, 9, dtype=np.float32)  # steps added to the largest code
 
 
@@ -28,7 +32,7 @@ def quantize_q6_k(numbers: Float32) -> Bytes:
     x = numbers.reshape(-1, 16, 16)
     scales = _fit_scale(x)
     widest = np.take_along_axis(scales, np.abs(scales).argmax(axis=1)[:, None], axis=1)
-    d = (widest[:, 0] / np.float32(-128)).astype("<f2")
+    d = _binary16(widest[:, 0] / np.float32(-128))
     step = d.astype(np.float32)[:, None]
     sub = np.clip(np.rint(_ratio(scales, step)), -128, 127).astype(np.int8)
     codes = np.rint(_ratio(x, (step * sub.astype(np.float32))[..., None]))
@@ -50,15 +54,15 @@ def _with_minimum(numbers: Float32, largest: int) -> Bytes:
     """Codes 0..largest: a number is code * scale - minimum, eight of each in a block."""
     x = numbers.reshape(-1, 8, 32)
     scales, minima = _fit_scale_and_minimum(x, largest)
-    d = (scales.max(axis=1) / np.float32(63)).astype("<f2")
-    d_min = (minima.max(axis=1) / np.float32(63)).astype("<f2")
+    d = _binary16(scales.max(axis=1) / np.float32(63))
+    d_min = _binary16(minima.max(axis=1) / np.float32(63))
     step, step_min = d.astype(np.float32)[:, None], d_min.astype(np.float32)[:, None]
     sub = np.clip(np.rint(_ratio(scales, step)), 0, 63).astype(np.uint8)
     sub_min = np.clip(np.rint(_ratio(minima, step_min)), 0, 63).astype(np.uint8)
     shifted = x + (step_min * sub_min.astype(np.float32))[..., None]
     codes = np.rint(_ratio(shifted, (step * sub.astype(np.float32))[..., None]))
     codes = np.clip(codes, 0, largest).astype(np.uint8)
-    fields = [
+    fields: list[npt.NDArray[Any]] = [
         d.reshape(-1, 1).view(np.uint8),
         d_min.reshape(-1, 1).view(np.uint8),
         _packed_scales(sub, sub_min),
@@ -69,6 +73,11 @@ def _with_minimum(numbers: Float32, largest: int) -> Bytes:
     pairs = (codes & 15).reshape(-1, 4, 2, 32)
     fields.append((pairs[:, :, 0] | (pairs[:, :, 1] << 4)).reshape(-1, 128))
     return np.concatenate(fields, axis=1).reshape(*numbers.shape[:-1], -1)
+
+
+def _binary16(values: Float32) -> npt.NDArray[np.float16]:
+    """Finite: what was fitted may lie a little beyond the numbers that a block can hold."""
+    return np.clip(values, -LARGEST_BINARY16, LARGEST_BINARY16).astype("<f2")
 
 
 def _packed_scales(sub: Bytes, sub_min: Bytes) -> Bytes:

@@ -13,6 +13,7 @@ from freetoken.models.names import GGUF_NAMES, HF_NAMES, TensorNames, bias_of
 from freetoken.models.rotary import gguf_rotary, hf_rotary
 from freetoken.models.spec import AttentionSpec, DecoderSpec, DenseMlpSpec, MoeSpec
 
+# What a sane file can say, so that a damaged one is refused before anything of that size is built.
 MAX_LAYERS = 4096
 MAX_EXPERTS = 65536
 MAX_HEAD_DIM = 65536
@@ -176,17 +177,11 @@ def hf_layer_types(config: Fields, layers: int) -> list[bool]:
 
 
 def hf_layers(config: Fields) -> int:
-    return bounded(config, "num_hidden_layers", MAX_LAYERS)
+    return config.integer("num_hidden_layers", maximum=MAX_LAYERS)
 
 
 def gguf_layers(keys: Fields) -> int:
-    return bounded(keys, "block_count", MAX_LAYERS)
-
-
-def bounded(fields: Fields, key: str, maximum: int) -> int:
-    """An integer from 1 to `maximum`: what a sane file can say, so that a damaged one is refused
-    before anything of that size is built."""
-    return fields.integer(key, maximum=maximum)
+    return keys.integer("block_count", maximum=MAX_LAYERS)
 
 
 def moe_spec(
@@ -199,10 +194,10 @@ def moe_spec(
     activation: Activation = "silu",
 ) -> MoeSpec:
     """A MoE layer from the keys that hold its sizes."""
-    count = bounded(fields, experts, MAX_EXPERTS)
+    count = fields.integer(experts, maximum=MAX_EXPERTS)
     return MoeSpec(
         experts=count,
-        top_k=bounded(fields, top_k, count),
+        top_k=fields.integer(top_k, maximum=count),
         intermediate=fields.integer(intermediate),
         renormalize=renormalize,
         activation=activation,
