@@ -12,7 +12,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 native_sources := CMakeLists.txt $(shell find csrc -type f)
-other_triton := build/triton-3.6.0
+oldest_triton := build/triton-3.6.0
+newest_triton := build/triton-3.9.0
 aarch64_toolchain := cmake/aarch64-linux-gnu.cmake
 python_sources := $(shell find python/freetoken -type f -not -path '*/__pycache__/*' -not -name '*.so')
 native_tests := $(shell find tests/native -type f)
@@ -46,7 +47,7 @@ build/native-%/.tested: build/native-%/.configured $(native_sources) $(native_te
 	touch $@
 
 .PRECIOUS: build/native-%/.configured
-.PHONY: help setup build demo test test-python test-triton test-native test-emulated simde test-neon aarch64-tools lint stub format clean distclean
+.PHONY: help setup build demo test test-python tritons test-triton test-native test-emulated simde test-neon aarch64-tools lint stub format clean distclean
 
 setup: $(VENV)/.deps   ## the virtual environment, without the package
 
@@ -57,17 +58,20 @@ demo: build   ## fetch the demo model and generate text with it
 
 test: test-native test-python   ## every test
 
-test-python: build $(other_triton)/.installed   ## the Python tests
-	FREETOKEN_OTHER_TRITON=$(CURDIR)/$(other_triton) $(BIN)/python -m pytest $(PYTEST_ARGS)
+test-python: build tritons   ## the Python tests
+	$(with_tritons) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
-# The oldest Triton that kernels must compile with; constraints.txt has the newest.
-$(other_triton)/.installed: $(VENV)/.deps
+test-triton: build tritons   ## the tests of the GPU kernels, interpreted, and compiled by two Tritons
+	$(with_tritons) $(BIN)/python -m pytest $(PYTEST_ARGS) tests/kernels/triton
+
+# The oldest Triton that kernels must compile with, and the newest, which also interprets them. Not in .venv: a
+# PyTorch for CUDA brings its own, of exactly one version, and one for the CPU needs none.
+with_tritons = PYTHONPATH=$(CURDIR)/$(newest_triton) FREETOKEN_OTHER_TRITON=$(CURDIR)/$(oldest_triton)
+tritons: $(oldest_triton)/.installed $(newest_triton)/.installed
+$(oldest_triton)/.installed $(newest_triton)/.installed: $(VENV)/.deps
 	rm -rf $(@D)
-	$(BIN)/python -m pip install $(PIP_ARGS) -q --no-deps --target $(@D) triton==3.6.0
+	$(BIN)/python -m pip install $(PIP_ARGS) -q --no-deps --target $(@D) $(patsubst build/triton-%,triton==%,$(@D))
 	touch $@
-
-test-triton: build $(other_triton)/.installed   ## the tests of the GPU kernels, interpreted, and compiled by two Tritons
-	FREETOKEN_OTHER_TRITON=$(CURDIR)/$(other_triton) $(BIN)/python -m pytest $(PYTEST_ARGS) tests/kernels/triton
 
 # Plain, with AddressSanitizer and UBSan, and (what has threads) with ThreadSanitizer.
 test-native: build/native-plain/.tested build/native-address/.tested build/native-thread/.tested   ## the C++ tests
