@@ -2,6 +2,7 @@
 # from pip. Run `make help`.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 

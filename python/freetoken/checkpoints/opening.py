@@ -34,7 +34,7 @@ def open_checkpoint(path_or_hub_id: str | Path) -> Checkpoint:
             file=path,
             found="nothing",
             expected="a GGUF file, a directory with safetensors, or a hub id such as owner/name",
-            hint="check the path",
+            hint="check the path; `ft models list` shows the models that are here",
         )
     return _open_path(hub.download(reference))
 

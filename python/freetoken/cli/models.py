@@ -45,7 +45,8 @@ def show_list() -> None:
     if not models:
         Console().print(f"No models yet in {models_folder().parent}. `ft demo` builds one.")
         return
-    table = Table("model", "size", "from", "path")
+    table = Table("model", "size", "from")
+    table.add_column("path", overflow="fold")  # to be copied
     for model in models:
         table.add_row(model.name, f"{model.bytes / 1e6:,.0f} MB", model.origin, str(model.path))
     Console().print(table)

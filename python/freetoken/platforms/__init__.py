@@ -36,7 +36,7 @@ def select_platform(
         from freetoken.platforms.gpu import GpuPlatform
     except ImportError as error:
         raise ConfigError(
-            f"device {device!r}: GPU kernels need triton ({error}); pip install 'freetoken[gpu]', "
+            f"device {device!r}: GPU kernels need triton ({error}); pip install triton, "
             "or use --device cpu"
         ) from error
     return GpuPlatform(torch.device("cuda", torch.cuda.current_device()), threads, cpu_activations)
