@@ -95,7 +95,8 @@ def test_too_much_memory_is_a_capacity_error() -> None:
 def test_beside_a_gpu_one_of_four_cores_is_left_to_what_answers_it(
     cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu = pytest.importorskip("freetoken.platforms.gpu")
+    from freetoken.platforms import gpu
+
     made: list[int] = []
     monkeypatch.setattr(_native, "physical_cpus", lambda: list(range(cores)))
     monkeypatch.setattr(gpu, "CpuOps", lambda threads, activations: made.append(threads))
