@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import SupportsIndex, TypeGuard
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from freetoken.errors import RequestError, shown
@@ -35,7 +36,7 @@ def is_token(item: object) -> TypeGuard[SupportsIndex]:
     """A whole number, Python's, NumPy's or torch's. An array or tensor of one element has an
     `__index__` too, but it is a list of one token; a truth value is no number here."""
     if isinstance(item, Tensor):
-        return item.ndim == 0 and not item.is_floating_point() and str(item.dtype) != "torch.bool"
+        return item.ndim == 0 and not item.is_floating_point() and item.dtype != torch.bool
     if isinstance(item, np.ndarray):
         return item.ndim == 0 and np.issubdtype(item.dtype, np.integer)
     return isinstance(item, SupportsIndex) and not isinstance(item, (bool, np.bool_))
